@@ -1,0 +1,36 @@
+"""`deadlines:` every wait of the system has one; all in seconds."""
+
+from pydantic import Field
+
+from pearl.config.section import Section
+
+
+class DeadlinesConfig(Section):
+    worker_start_s: float = Field(120.0, gt=0)
+    """A worker process starts and registers with the Dask scheduler."""
+    engine_start_s: float = Field(600.0, gt=0)
+    """An SGLang server starts and answers."""
+    trainer_start_s: float = Field(600.0, gt=0)
+    """All trainer ranks load the model and form their group."""
+    generate_s: float = Field(600.0, gt=0)
+    """One generate request, from dispatch to its last token."""
+    abort_s: float = Field(60.0, gt=0)
+    """An engine acknowledges an abort."""
+    sync_s: float = Field(300.0, gt=0)
+    """An engine loads and verifies one snapshot."""
+    environment_start_s: float = Field(60.0, gt=0)
+    """An environment is set up and shows its first prompt."""
+    environment_step_s: float = Field(60.0, gt=0)
+    """One action of an agent."""
+    score_s: float = Field(60.0, gt=0)
+    """Scoring of a stopped trajectory."""
+    train_s: float = Field(1800.0, gt=0)
+    """One optimizer step."""
+    publish_s: float = Field(300.0, gt=0)
+    """Export of one snapshot."""
+    checkpoint_s: float = Field(600.0, gt=0)
+    """One checkpoint written."""
+    shutdown_s: float = Field(60.0, gt=0)
+    """Clean end of all processes, after which they are killed."""
+    no_progress_s: float = Field(900.0, gt=0)
+    """The watchdog ends a run in which nothing happened for this long, and says who waits for whom."""

@@ -1,0 +1,42 @@
+"""`environment:` which tasks are played, where, and for how long."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from pearl.config.section import Section
+
+
+class SandboxConfig(Section):
+    backend: Literal["bubblewrap"] = "bubblewrap"
+    """How commands are isolated."""
+    memory_mb: int = Field(512, ge=16)
+    """Address space of one process in the sandbox, MB."""
+    processes: int = Field(64, ge=4)
+    """Processes and threads at once."""
+    cpu_s: int = Field(30, ge=1)
+    """CPU seconds of one command."""
+    file_mb: int = Field(16, ge=1)
+    """Largest file that a command may write, MB."""
+    disk_mb: int = Field(64, ge=1)
+    """All that a trajectory's commands may leave in its writable layer, MB."""
+    output_chars: int = Field(4000, ge=100)
+    """Characters of a command's output that are kept (head and tail)."""
+
+
+class EnvironmentConfig(Section):
+    family: str = "files"
+    """Built-in task family; `pearl doctor` lists them."""
+    tasks: int = Field(64, ge=1)
+    """Number of tasks made from the seed."""
+    seed: int = 0
+    """Seed of the task generator (the run's seed only sets the order)."""
+    max_turns: int = Field(2, ge=1)
+    """Turns of one trajectory."""
+    workers: int = Field(1, ge=1)
+    """EnvironmentWorker actors; each holds many sandboxes."""
+    sandboxes_per_worker: int = Field(32, ge=1)
+    """Open sandboxes of one environment worker."""
+    observation_tokens: int = Field(128, ge=8)
+    """Tokens of one observation; longer ones are cut in the middle before they are tokenised."""
+    sandbox: SandboxConfig = SandboxConfig()
