@@ -19,7 +19,8 @@ class PipelineConfig(Section):
     0 is synchronous: rollout waits for the update."""
     batch_order: Literal["drawn", "finished"] = "drawn"
     """`drawn`: batches take groups in the order they were drawn (reproducible, no bias to short answers).
-    `finished`: first finished, first trained (less waiting on long tails; slow groups can grow stale and be dropped)."""
+    `finished`: first finished, first trained (less waiting on long tails; slow groups can grow stale and be
+    dropped)."""
     on_weight_update: Literal["abort", "finish"] = "abort"
     """Requests in flight when new weights arrive: `abort` keeps their tokens and goes on with the new weights, `finish`
     lets them end first (one version per turn, at the price of an idle tail)."""
@@ -30,11 +31,11 @@ class PipelineConfig(Section):
     max_concurrent_trajectories: int = Field(64, ge=1)
     """Trajectories (open environments) at once."""
     sample_attempts: int = Field(3, ge=1)
-    """Attempts at one sample before it ends as failed. A lost environment worker or engine costs no attempt of the task."""
+    """Attempts at one sample before it ends as failed. A lost worker is not the task's fault."""
     min_group_size: int = Field(2, ge=2)
     """A group whose failed members leave fewer than this many is dropped (all its samples end as failed) and replaced;
     with more, it trains with the members that are left, and advantages are computed over those."""
     quarantine_after: int = Field(3, ge=1)
-    """Consecutive groups of one task that lost a member to the task's own failure before the task is no longer drawn."""
+    """After this many consecutive groups with a member that the task itself failed, a task is no longer drawn."""
     worker_restarts: int = Field(8, ge=0)
     """Restarts of one worker slot before it is given up."""

@@ -69,6 +69,6 @@ class RunConfig(Section):
             )
         if t.grpo.minibatches > 1 and trajectories // t.grpo.minibatches < t.ranks:
             raise ValueError(
-                "each trainer rank needs at least one trajectory per minibatch; lower trainer.grpo.minibatches"
+                "each trainer rank needs a trajectory per minibatch; lower trainer.grpo.minibatches"
             )
         return self
