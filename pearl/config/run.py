@@ -68,7 +68,5 @@ class RunConfig(Section):
                 f"pipeline.max_trajectory_tokens = {p.max_trajectory_tokens}; raise it"
             )
         if t.grpo.minibatches > 1 and trajectories // t.grpo.minibatches < t.ranks:
-            raise ValueError(
-                "each trainer rank needs a trajectory per minibatch; lower trainer.grpo.minibatches"
-            )
+            raise ValueError("each trainer rank needs a trajectory per minibatch; lower trainer.grpo.minibatches")
         return self

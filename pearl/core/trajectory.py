@@ -1,7 +1,7 @@
 """What a rollout leaves behind: token ids in the order the model saw them, and who produced each.
 
 Text is never kept as the truth: every later consumer (resume, training, export) reads token ids, so
-nothing is ever re-tokenised. A *sample* is (group, index): one of the G answers to one drawn task.
+nothing is ever re-tokenised. A *sample* is (group, member): one of the G answers to one drawn task.
 A *trajectory* is one attempt at a sample; a sample may need several (its environment worker died).
 """
 
@@ -13,28 +13,28 @@ from typing import NamedTuple
 
 
 class SampleId(NamedTuple):
-    """One answer to one drawn task: `group` is the draw's number, `index` is in [0, group_size)."""
+    """One answer to one drawn task: `group` is the draw's number, `member` is in [0, group_size)."""
 
     group: int
-    index: int
+    member: int
 
     def __str__(self) -> str:
-        return f"g{self.group}.{self.index}"
+        return f"g{self.group}.{self.member}"
 
 
 class TrajectoryId(NamedTuple):
     """One attempt at a sample."""
 
     group: int
-    index: int
+    member: int
     attempt: int
 
     @property
     def sample(self) -> SampleId:
-        return SampleId(self.group, self.index)
+        return SampleId(self.group, self.member)
 
     def __str__(self) -> str:
-        return f"g{self.group}.{self.index}.{self.attempt}"
+        return f"g{self.group}.{self.member}.{self.attempt}"
 
 
 class StopReason(StrEnum):
@@ -135,7 +135,7 @@ def trajectory_to_wire(trajectory: Trajectory) -> dict[str, object]:
     }
 
 
-def trajectory_from_wire(wire: dict) -> Trajectory:  # type: ignore[type-arg]
+def trajectory_from_wire(wire: dict) -> Trajectory:
     """Inverse of `trajectory_to_wire`; raises KeyError or ValueError on malformed input."""
     return Trajectory(
         id=TrajectoryId(*wire["id"]),

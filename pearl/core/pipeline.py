@@ -1,0 +1,534 @@
+"""The Pipeline Scheduler: the hot path of a run, as a machine without I/O.
+
+`handle(event, now)` takes what happened and returns what to do. It draws tasks, opens environments, routes every turn,
+forms batches of finished groups, trains, publishes and brings each engine to the new weights, while the next batch is
+already being rolled out, as far ahead as the staleness bound allows.
+
+Fates that are decided here, and nowhere else:
+* A request interrupted by a weight update or a lost engine keeps its tokens; the turn goes on from them elsewhere.
+* An attempt whose environment is lost starts again; its sample fails after too many attempts.
+* A group with failed members trains with the rest if `min_group_size` are left, else it is dropped and replaced.
+* A sample overtaken by the staleness bound ends as stale; what is left of its group follows the same rule.
+* A task whose groups keep failing is quarantined.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pearl.core import events as ev
+from pearl.core.events import Event, Instruction, Outcome
+from pearl.core.groups import Attempt, Group, Member, Phase
+from pearl.core.routing import choose_worker
+from pearl.core.staleness import groups_admissible, is_stale
+from pearl.core.state import Activity, WorkerSlot, WorkerTable
+from pearl.core.tasks import TaskCursor
+from pearl.core.trajectory import FinishReason, SampleId, StopReason, TrajectoryId
+
+INFRASTRUCTURE_ATTEMPTS = 10
+"""Restarts of one sample for reasons that are not its own, before it fails: a bound against endless loops."""
+LOSSES_PER_TRAJECTORY = 5
+"""Engines that may die under one trajectory before it is suspected of killing them."""
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineSettings:
+    """What the machine needs of the configuration (see `pearl/config/pipeline.py` for the meanings)."""
+
+    steps: int
+    groups_per_batch: int
+    group_size: int
+    max_staleness_steps: int
+    in_drawn_order: bool
+    abort_on_update: bool
+    max_response_tokens: int
+    max_trajectory_tokens: int
+    max_concurrent_trajectories: int
+    requests_per_worker: int
+    sample_attempts: int
+    min_group_size: int
+    quarantine_after: int
+    worker_restarts: int
+
+
+@dataclass(slots=True)
+class EnvironmentSlot:
+    name: str
+    incarnation: int = 0
+    ready: bool = False
+    capacity: int = 0
+    live: int = 0
+    restarts: int = 0
+
+
+class Pipeline:
+    """The machine. Its attributes are its whole state; nobody else writes to them."""
+
+    def __init__(self, settings: PipelineSettings, tasks: TaskCursor) -> None:
+        self.settings = settings
+        self.tasks = tasks
+        self.workers = WorkerTable()
+        self.environments: dict[str, EnvironmentSlot] = {}
+        self.groups: dict[int, Group] = {}
+        """Groups that are neither trained nor dropped, by number, in draw order."""
+        self.attempts: dict[TrajectoryId, Attempt] = {}
+        self.waiting: deque[Member] = deque()
+        """Samples without an open environment."""
+        self.queue: list[TrajectoryId] = []
+        """Trajectories that wait for a worker: a heap, oldest group first."""
+        self.ready: deque[int] = deque()
+        """Complete groups in the order in which they were completed."""
+        self.version = -1
+        """Newest published weights; -1 before the trainer is ready."""
+        self.steps_done = 0
+        self.training: tuple[Group, ...] = ()
+        self.publishing = False
+        self.drawn_groups = 0
+        self.dropped_groups = 0
+        self.task_failures: dict[int, int] = {}
+        self.ended: dict[Outcome, int] = dict.fromkeys(Outcome, 0)
+        self.finished = False
+        self._now = 0.0
+        self._out: list[Instruction] = []
+        self._handlers: dict[type[Event], Callable[[Any], None]] = {
+            ev.RunStarted: self._run_started,
+            ev.EngineLoaded: self._engine_loaded,
+            ev.WeightsSynced: self._weights_synced,
+            ev.AbortAcknowledged: self._abort_acknowledged,
+            ev.WorkerLost: self._worker_lost,
+            ev.EnvironmentWorkerReady: self._environment_worker_ready,
+            ev.EnvironmentWorkerLost: self._environment_worker_lost,
+            ev.EnvironmentOpened: self._environment_opened,
+            ev.TurnGenerated: self._turn_generated,
+            ev.EnvironmentStepped: self._environment_stepped,
+            ev.TrajectoryScored: self._trajectory_scored,
+            ev.EnvironmentFailed: self._environment_failed,
+            ev.TrainerReady: self._trainer_ready,
+            ev.BatchTrained: self._batch_trained,
+            ev.SnapshotPublished: self._snapshot_published,
+            ev.TrainerFailed: self._trainer_failed,
+            ev.StopRequested: self._stop_requested,
+        }
+
+    def handle(self, event: Event, now: float) -> list[Instruction]:
+        """Take one event at time `now` (seconds, monotone) and return what to do, in order."""
+        if self.finished:
+            return []
+        self._now = now
+        self._out = []
+        self._handlers[type(event)](event)
+        if not self.finished:
+            self._admit()
+            self._open()
+            self._dispatch()
+            self._train()
+        return self._out
+
+    # --- workers ----------------------------------------------------------------------------------
+
+    def _run_started(self, event: ev.RunStarted) -> None:
+        self.workers = WorkerTable.of(event.rollout_workers)
+        self.environments = {name: EnvironmentSlot(name) for name in event.environment_workers}
+        for worker in self.workers.values():
+            self._start(worker)
+        for slot in self.environments.values():
+            slot.incarnation += 1
+            self._out.append(ev.StartEnvironmentWorker(slot.name, slot.incarnation))
+
+    def _start(self, worker: WorkerSlot) -> None:
+        worker.start(self._now)
+        self._out.append(ev.StartEngine(worker.name, worker.incarnation))
+
+    def _engine_loaded(self, event: ev.EngineLoaded) -> None:
+        if worker := self.workers.current(event.worker, event.incarnation):
+            worker.to(Activity.LOADED, self._now)
+            self._sync(worker)
+
+    def _sync(self, worker: WorkerSlot) -> None:
+        if self.version >= 0:
+            self._out.append(ev.SyncWeights(worker.name, worker.incarnation, self.version))
+
+    def _weights_synced(self, event: ev.WeightsSynced) -> None:
+        worker = self.workers.current(event.worker, event.incarnation)
+        if worker is None or worker.activity is not Activity.LOADED:
+            return
+        worker.synced(event.version, self._now)
+        if event.version == self.version:
+            worker.to(Activity.ACTIVE, self._now)
+        else:
+            worker.to(Activity.LOADED, self._now, "a newer version was published meanwhile")
+            self._sync(worker)
+        self._retire_snapshots()
+
+    def _retire_snapshots(self) -> None:
+        """Older snapshots go once no engine can still be reading one."""
+        if self.version > 0 and all(
+            w.version == self.version or w.activity in (Activity.GONE, Activity.EMPTY) for w in self.workers.values()
+        ):
+            self._out.append(ev.RetireSnapshot(self.version - 1))
+
+    def _update_weights(self, worker: WorkerSlot) -> None:
+        """Stop dispatch, interrupt (or wait for) what is in flight, then load."""
+        worker.to(Activity.DRAINING, self._now, f"for v{self.version}")
+        if worker.in_flight and self.settings.abort_on_update:
+            worker.aborting = True
+            self._out.append(ev.AbortRequests(worker.name, worker.incarnation))
+        self._drained(worker)
+
+    def _drained(self, worker: WorkerSlot) -> None:
+        if worker.activity is Activity.DRAINING and not worker.in_flight and not worker.aborting:
+            worker.to(Activity.LOADED, self._now)
+            self._sync(worker)
+
+    def _abort_acknowledged(self, event: ev.AbortAcknowledged) -> None:
+        if worker := self.workers.current(event.worker, event.incarnation):
+            worker.aborting = False
+            self._drained(worker)
+
+    def _worker_lost(self, event: ev.WorkerLost) -> None:
+        worker = self.workers.current(event.worker, event.incarnation)
+        if worker is None or worker.activity is Activity.GONE:
+            return
+        worker.to(Activity.GONE, self._now, event.reason)
+        worker.restarts += 1
+        if worker.restarts <= self.settings.worker_restarts:
+            self._start(worker)
+        elif all(w.activity is Activity.GONE for w in self.workers.values()):
+            self._finish(True, f"no rollout worker is left; the last one, {worker.name}: {event.reason}")
+
+    def _environment_worker_ready(self, event: ev.EnvironmentWorkerReady) -> None:
+        slot = self.environments[event.worker]
+        if slot.incarnation == event.incarnation:
+            slot.ready, slot.capacity, slot.live = True, event.capacity, 0
+
+    def _environment_worker_lost(self, event: ev.EnvironmentWorkerLost) -> None:
+        slot = self.environments[event.worker]
+        if slot.incarnation != event.incarnation:
+            return
+        slot.ready, slot.live = False, 0
+        slot.incarnation += 1
+        slot.restarts += 1
+        for attempt in [a for a in self.attempts.values() if a.environment_worker == slot.name]:
+            self._discard(attempt, f"{slot.name}: {event.reason}", infrastructure=True, close=False)
+        if slot.restarts <= self.settings.worker_restarts:
+            self._out.append(ev.StartEnvironmentWorker(slot.name, slot.incarnation))
+        elif not any(s.ready or s.restarts <= self.settings.worker_restarts for s in self.environments.values()):
+            self._finish(True, f"no environment worker is left; the last one, {slot.name}: {event.reason}")
+
+    # --- rollout ----------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        s = self.settings
+        if self.version < 0:
+            return
+        allowed = groups_admissible(self.version, s.max_staleness_steps, s.groups_per_batch, s.steps)
+        while self.drawn_groups - self.dropped_groups < allowed:
+            task = self.tasks.draw()
+            if task is None:
+                self._finish(True, "every task is quarantined; see the quarantine events for the reasons")
+                return
+            group = Group(self.drawn_groups, task, open_members=s.group_size)
+            group.members = [Member(SampleId(group.number, i)) for i in range(s.group_size)]
+            self.drawn_groups += 1
+            self.groups[group.number] = group
+            self.waiting.extend(group.members)
+
+    def _open(self) -> None:
+        while self.waiting and len(self.attempts) < self.settings.max_concurrent_trajectories:
+            free = [s for s in self.environments.values() if s.ready and s.live < s.capacity]
+            if not free:
+                return
+            slot = min(free, key=lambda s: s.live)
+            member = self.waiting.popleft()
+            trajectory = TrajectoryId(*member.sample, member.attempts)
+            member.attempts += 1
+            slot.live += 1
+            task = self.groups[member.sample.group].task
+            self.attempts[trajectory] = Attempt(trajectory, task, slot.name)
+            self._out.append(ev.OpenEnvironment(trajectory, slot.name, task))
+
+    def _environment_opened(self, event: ev.EnvironmentOpened) -> None:
+        if attempt := self._attempt(event.trajectory, Phase.OPENING):
+            attempt.tokens = event.prompt_tokens
+            if self._room(attempt) > 0:
+                self._enqueue(attempt)
+            else:
+                reason = (
+                    f"a prompt of {event.prompt_tokens} tokens leaves no room under pipeline.max_trajectory_tokens "
+                    f"= {self.settings.max_trajectory_tokens}"
+                )
+                self._discard(attempt, reason, infrastructure=False, retry=False)
+
+    def _room(self, attempt: Attempt) -> int:
+        """Tokens that the present turn may still generate."""
+        s = self.settings
+        return min(s.max_response_tokens - attempt.turn_tokens, s.max_trajectory_tokens - attempt.tokens)
+
+    def _enqueue(self, attempt: Attempt) -> None:
+        attempt.phase = Phase.QUEUED
+        heapq.heappush(self.queue, attempt.id)
+
+    def _dispatch(self) -> None:
+        if not self.queue:
+            return
+        serving = self.workers.serving(self.version)
+        while self.queue:
+            attempt = self.attempts.get(self.queue[0])
+            if attempt is None or attempt.phase is not Phase.QUEUED:
+                heapq.heappop(self.queue)
+                continue
+            worker = choose_worker(serving, self.settings.requests_per_worker, attempt.last_worker)
+            if worker is None:
+                return
+            heapq.heappop(self.queue)
+            attempt.phase = Phase.GENERATING
+            attempt.last_worker = worker.name
+            worker.in_flight.add(attempt.id)
+            room = self._room(attempt)
+            self._out.append(ev.Generate(attempt.id, worker.name, worker.incarnation, self.version, room))
+
+    def _turn_generated(self, event: ev.TurnGenerated) -> None:
+        if worker := self.workers.current(event.worker, event.incarnation):
+            worker.in_flight.discard(event.trajectory)
+            self._drained(worker)
+        attempt = self._attempt(event.trajectory, Phase.GENERATING)
+        if attempt is None:
+            return
+        if event.tokens:
+            attempt.tokens += event.tokens
+            attempt.turn_tokens += event.tokens
+            attempt.generated_tokens += event.tokens
+            oldest = attempt.oldest_version
+            attempt.oldest_version = event.version if oldest is None else min(oldest, event.version)
+        if event.finish is FinishReason.FAILED:
+            self._discard(attempt, f"generation failed: {event.reason}", infrastructure=False)
+        elif event.finish in (FinishReason.ABORT, FinishReason.LOST) and self._room(attempt) > 0:
+            attempt.losses += event.finish is FinishReason.LOST
+            if attempt.losses > LOSSES_PER_TRAJECTORY:
+                self._discard(attempt, f"{attempt.losses} engines died under it: {event.reason}", infrastructure=False)
+            else:
+                self._enqueue(attempt)
+        elif not attempt.turn_tokens:
+            self._discard(attempt, "an empty response", infrastructure=False)
+        else:
+            attempt.turns += 1
+            cut = event.finish is not FinishReason.STOP and attempt.tokens >= self.settings.max_trajectory_tokens
+            if cut:
+                self._score(attempt, StopReason.TOKEN_LIMIT)
+            else:
+                attempt.phase = Phase.STEPPING
+                self._out.append(ev.StepEnvironment(attempt.id, attempt.environment_worker))
+
+    def _environment_stepped(self, event: ev.EnvironmentStepped) -> None:
+        if attempt := self._attempt(event.trajectory, Phase.STEPPING):
+            if event.stop is not None:
+                self._score(attempt, event.stop)
+                return
+            attempt.tokens += event.observation_tokens
+            attempt.turn_tokens = 0
+            if self._room(attempt) > 0:
+                self._enqueue(attempt)
+            else:
+                self._score(attempt, StopReason.TOKEN_LIMIT)
+
+    def _score(self, attempt: Attempt, stop: StopReason) -> None:
+        attempt.phase = Phase.SCORING
+        self._out.append(ev.ScoreTrajectory(attempt.id, attempt.environment_worker, stop, attempt.turns))
+
+    def _trajectory_scored(self, event: ev.TrajectoryScored) -> None:
+        if attempt := self._attempt(event.trajectory, Phase.SCORING):
+            group, member = self._member(attempt.id)
+            member.finished, member.reward = attempt.id, event.reward
+            member.oldest_version = attempt.oldest_version or 0
+            self._close(attempt)
+            self._settle(group)
+
+    def _environment_failed(self, event: ev.EnvironmentFailed) -> None:
+        if attempt := self.attempts.get(event.trajectory):
+            self._discard(attempt, f"{event.stage}: {event.reason}", infrastructure=event.infrastructure)
+
+    def _attempt(self, trajectory: TrajectoryId, phase: Phase) -> Attempt | None:
+        """The live attempt, unless this is a late answer to one that was given up."""
+        attempt = self.attempts.get(trajectory)
+        return attempt if attempt is not None and attempt.phase is phase else None
+
+    def _member(self, trajectory: TrajectoryId) -> tuple[Group, Member]:
+        group = self.groups[trajectory.group]
+        return group, group.members[trajectory.member]
+
+    def _close(self, attempt: Attempt) -> None:
+        del self.attempts[attempt.id]
+        slot = self.environments[attempt.environment_worker]
+        slot.live -= 1
+        self._out.append(ev.CloseEnvironment(attempt.id, slot.name))
+
+    def _discard(
+        self, attempt: Attempt, reason: str, *, infrastructure: bool, retry: bool = True, close: bool = True
+    ) -> None:
+        """Give up one attempt; its sample tries again or fails."""
+        if close:
+            self._close(attempt)
+        else:
+            del self.attempts[attempt.id]
+        self._out.append(ev.DiscardTrajectory(attempt.id, reason))
+        group, member = self._member(attempt.id)
+        if infrastructure:
+            member.infrastructure_failures += 1
+            retry = retry and member.infrastructure_failures < INFRASTRUCTURE_ATTEMPTS
+        else:
+            member.own_failures += 1
+            retry = retry and member.own_failures < self.settings.sample_attempts
+        if retry:
+            self.waiting.appendleft(member)
+            return
+        group.task_failed |= not infrastructure
+        self._end(member, None, Outcome.FAILED, reason)
+        self._settle(group)
+
+    def _end(self, member: Member, trajectory: TrajectoryId | None, outcome: Outcome, reason: str) -> None:
+        assert not member.ended, f"{member.sample} ends twice"
+        member.ended = True
+        self.ended[outcome] += 1
+        self._out.append(ev.EndSample(member.sample, trajectory, outcome, reason))
+
+    def _settle(self, group: Group) -> None:
+        """One more member is finished or ended; the last one completes the group."""
+        group.open_members -= 1
+        if group.open_members:
+            return
+        if group.task_failed:
+            failures = self.task_failures[group.task] = self.task_failures.get(group.task, 0) + 1
+            if failures >= self.settings.quarantine_after and group.task not in self.tasks.quarantined:
+                self.tasks.quarantined.add(group.task)
+                self._out.append(ev.QuarantineTask(group.task, f"{failures} groups in a row lost members to it"))
+        else:
+            self.task_failures.pop(group.task, None)
+        if self._large_enough(group, Outcome.FAILED):
+            self.ready.append(group.number)
+
+    def _large_enough(self, group: Group, outcome: Outcome) -> bool:
+        """Whether the group can train; if not, it ends here and another is drawn in its place."""
+        left = group.finished
+        if len(left) >= self.settings.min_group_size:
+            return True
+        for member in left:
+            reason = f"its group was left with {len(left)} of {self.settings.group_size} members"
+            self._end(member, member.finished, outcome, reason)
+        del self.groups[group.number]
+        self.dropped_groups += 1
+        return False
+
+    # --- training ---------------------------------------------------------------------------------
+
+    def _train(self) -> None:
+        if self.training or self.publishing or self.version < 0 or self.steps_done >= self.settings.steps:
+            return
+        size = self.settings.groups_per_batch
+        while len(self.ready) >= size:
+            batch = self._next_batch(size)
+            if batch is None:
+                return
+            fresh = [group for group in batch if self._drop_stale(group)]
+            if len(fresh) == size:
+                self.training = tuple(fresh)
+                for group in fresh:
+                    self.ready.remove(group.number)
+                members = tuple(tuple(m.finished for m in g.finished if m.finished) for g in fresh)
+                self._out.append(ev.TrainBatch(self.steps_done + 1, members))
+                return
+            self._admit()  # dropped groups are replaced at once
+            self._open()
+
+    def _next_batch(self, size: int) -> list[Group] | None:
+        if not self.settings.in_drawn_order:
+            return [self.groups[number] for number in list(self.ready)[:size]]
+        complete = set(self.ready)
+        first = [number for number, _ in zip(self.groups, range(size), strict=False)]
+        return [self.groups[n] for n in first] if len(first) == size and complete.issuperset(first) else None
+
+    def _drop_stale(self, group: Group) -> bool:
+        """End the group's overtaken samples; whether the group can still train."""
+        step = self.steps_done + 1
+        for member in group.finished:
+            if is_stale(member.oldest_version, step, self.settings.max_staleness_steps):
+                reason = f"oldest token of v{member.oldest_version}, step {step}"
+                self._end(member, member.finished, Outcome.STALE, reason)
+        if self._large_enough(group, Outcome.STALE):
+            return True
+        self.ready.remove(group.number)
+        return False
+
+    def _trainer_ready(self, event: ev.TrainerReady) -> None:
+        self.version = self.steps_done = event.version
+        for worker in self.workers.values():
+            if worker.activity is Activity.LOADED:
+                self._sync(worker)
+
+    def _batch_trained(self, event: ev.BatchTrained) -> None:
+        assert event.step == self.steps_done + 1, f"step {event.step} after {self.steps_done}"
+        self.steps_done = event.step
+        for group in self.training:
+            for member in group.finished:
+                self._end(member, member.finished, Outcome.TRAINED, f"step {event.step}")
+            del self.groups[group.number]
+        self.training = ()
+        self.publishing = True
+        self._out.append(ev.PublishSnapshot(event.step))
+
+    def _snapshot_published(self, event: ev.SnapshotPublished) -> None:
+        assert event.version > self.version, "weight versions only grow"
+        self.publishing = False
+        self.version = event.version
+        if self.steps_done >= self.settings.steps:
+            self._finish(False, f"{self.steps_done} steps done")
+            return
+        for worker in self.workers.values():
+            if worker.activity is Activity.ACTIVE:
+                self._update_weights(worker)
+
+    def _trainer_failed(self, event: ev.TrainerFailed) -> None:
+        self._finish(True, event.reason)
+
+    def _stop_requested(self, event: ev.StopRequested) -> None:
+        self._finish(False, event.reason)
+
+    def _finish(self, failed: bool, reason: str) -> None:
+        self.finished = True
+        self._out.append(ev.FinishRun(failed, reason))
+
+    # --- checks -----------------------------------------------------------------------------------
+
+    @property
+    def samples_drawn(self) -> int:
+        return self.drawn_groups * self.settings.group_size
+
+    @property
+    def samples_unfinished(self) -> int:
+        """Samples that have not ended in any way (yet)."""
+        return self.samples_drawn - sum(self.ended.values())
+
+    def validate(self) -> None:
+        """Raise AssertionError where the state contradicts itself."""
+        self.workers.validate()
+        present = [m for g in self.groups.values() for m in g.members]
+        assert self.samples_unfinished == sum(not m.ended for m in present), "a sample is lost or counted twice"
+        waiting = {m.sample for m in self.waiting}
+        live = {a.id.sample for a in self.attempts.values()}
+        assert len(waiting) == len(self.waiting) and len(live) == len(self.attempts), "a sample is rolled out twice"
+        for member in present:
+            states = (member.sample in waiting) + (member.sample in live) + (member.finished is not None)
+            assert states == 1 - (member.ended and member.finished is None), f"{member.sample} is in {states} places"
+        queued = set(self.queue)
+        generating = {t for w in self.workers.values() for t in w.in_flight}
+        for attempt in self.attempts.values():
+            assert attempt.phase is not Phase.QUEUED or attempt.id in queued, f"{attempt.id} is forgotten"
+        for worker in self.workers.values():
+            assert len(worker.in_flight) <= self.settings.requests_per_worker, f"{worker.name} is overloaded"
+        assert sum(len(w.in_flight) for w in self.workers.values()) == len(generating), "one request on two workers"
+        for slot in self.environments.values():
+            live_here = sum(a.environment_worker == slot.name for a in self.attempts.values())
+            assert slot.live == live_here <= max(slot.capacity, live_here), f"{slot.name} counts wrongly"
