@@ -1,0 +1,103 @@
+"""The ranks that train together: this process's environment, joining and leaving the group, small reductions.
+
+`prepare_process` must run before anything imports DeepSpeed, which reads its accelerator from the environment once; so
+nothing in this package imports DeepSpeed at the top of a module.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    rank: int
+    size: int
+    device: torch.device
+
+    def barrier(self) -> None:
+        torch.distributed.barrier()
+
+    def total(self, values: list[float]) -> list[float]:
+        """Element-wise sum over all ranks, fp64; collective."""
+        return self._reduce(values, torch.distributed.ReduceOp.SUM)
+
+    def largest(self, values: list[float]) -> list[float]:
+        """Element-wise maximum over all ranks, fp64; collective."""
+        return self._reduce(values, torch.distributed.ReduceOp.MAX)
+
+    def _reduce(self, values: list[float], operation: torch.distributed.ReduceOp.RedOpType) -> list[float]:
+        tensor: Tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        torch.distributed.all_reduce(tensor, operation)
+        return tensor.tolist()
+
+
+def prepare_process(threads: int) -> None:
+    """Set what DeepSpeed, transformers and torch read from the environment, and quieten them."""
+    if not torch.cuda.is_available():
+        os.environ["DS_ACCELERATOR"] = "cpu"
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+        torch.set_num_threads(threads)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    # A process has one device, chosen by CUDA_VISIBLE_DEVICES before it started.
+    os.environ["LOCAL_RANK"] = "0"
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    # DeepSpeed's own calls, which torch renames.
+    warnings.filterwarnings("ignore", message=r".*torch\.distributed.* is deprecated", category=FutureWarning)
+    logging.getLogger("torch.distributed").setLevel(logging.ERROR)
+
+
+def join_world(rank: int, size: int, address: str, port: int, timeout_s: float) -> World:
+    """Join the process group (NCCL on a GPU, gloo on a CPU) whose rank 0 listens on `address:port`.
+
+    Waits at most `timeout_s` for the others, and later as long for any one collective. Raises RuntimeError if this
+    process is in a group already.
+    """
+    import deepspeed
+    from deepspeed.accelerator import get_accelerator
+
+    if torch.distributed.is_initialized():
+        raise RuntimeError("this process trains already; close the other trainer first")
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), MASTER_ADDR=address, MASTER_PORT=str(port))
+    # Only inference uses this operator, and joining would build it with a C++ compiler.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    accelerator = get_accelerator()
+    device = torch.device("cpu")
+    if accelerator.device_name() == "cuda":
+        device = torch.device("cuda", 0)
+        accelerator.set_device(0)
+    deepspeed.init_distributed(
+        dist_backend=accelerator.communication_backend_name(),
+        auto_mpi_discovery=False,
+        init_method=f"tcp://{address}:{port}",
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=timeout_s),
+        verbose=False,
+    )
+    return World(rank, size, device)
+
+
+def leave_world() -> None:
+    """Leave the process group so that this process can join another one; nothing to do if it is in none."""
+    import deepspeed
+    from deepspeed.comm import comm
+
+    if torch.distributed.is_initialized():
+        # Not torch's own call: DeepSpeed keeps groups of its own, which only this one drops.
+        deepspeed.comm.destroy_process_group()
+    # Else the next join keeps the dead backend.
+    comm.cdb = None

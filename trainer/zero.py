@@ -1,0 +1,292 @@
+"""One rank of ZeRO data-parallel GRPO training, the same code on a GPU (NCCL) and on a CPU (gloo).
+
+Gradients: ZeRO averages over ranks, so each micro-batch's loss is (sum of token losses) x world / (loss tokens of the
+whole update). Then neither the number of ranks nor the cut into micro-batches changes the gradient.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import resource
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from pearl.config.trainer import TrainerConfig
+from pearl.core.trajectory import Trajectory
+from pearl.weights.snapshot import Manifest, combined_checksum, config_hash, tensor_checksum, write_snapshot
+from trainer.batch import Batch, Row, balance, has_signal, make_batch, plan_ranks
+from trainer.checkpoint import is_complete, load_checkpoint, save_checkpoint
+from trainer.engine import GradientNorm, load_model, reference_model, set_learning_rate, start_engine
+from trainer.grpo import Scores, token_losses
+from trainer.logprobs import TokenScorer
+from trainer.metrics import StepMetrics
+from trainer.microbatch import MicroBatch, collate
+from trainer.schedule import learning_rate_ratio
+from trainer.world import join_world, leave_world, prepare_process
+
+GATHER_BYTES = 64 << 20
+"""Weights that are gathered at once for an export under ZeRO-3."""
+
+State = Literal["ready", "broken", "closed"]
+
+
+class TrainerStateError(RuntimeError):
+    """The trainer cannot do this now: it is closed, or an earlier call broke off between ranks."""
+
+
+class ZeroTrainer:
+    """A DeepSpeed rank. All ranks make the same calls in the same order; every method but `version` is collective.
+
+    An error in the arguments is raised on all ranks alike before anything is sent and leaves the trainer usable. Any
+    other error (a rank died, a disk is full) makes it `broken`: it only closes, and a new one loads a checkpoint.
+    """
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        model_directory: Path,
+        snapshot_dtype: str,
+        rank: int,
+        world_size: int,
+        master_address: str,
+        master_port: int,
+        seed: int,
+        total_steps: int,
+        temperature: float,
+        timeout_s: float,
+    ) -> None:
+        """`timeout_s` bounds the wait for the other ranks, here and in every later collective.
+
+        `temperature` is the rollouts' sampling temperature; `snapshot_dtype` is a torch dtype's name.
+        """
+        self.config = config
+        self.step = 0
+        """Last step trained, counted from 1."""
+        self.version = 0
+        """Last weight version exported; 0 is the initial model."""
+        self._directory = Path(model_directory)
+        self._snapshot_dtype: torch.dtype = getattr(torch, snapshot_dtype)
+        self._total_steps, self._temperature = total_steps, temperature
+        prepare_process(config.threads)
+        torch.manual_seed(seed)
+        self._world = join_world(rank, world_size, master_address, master_port, timeout_s)
+        self._state: State = "broken"
+        try:
+            model = load_model(self._directory, config)
+            self._scorer = TokenScorer(model)
+            self._reference: Any = None
+            if config.grpo.kl_coefficient > 0.0:
+                self._reference = reference_model(self._directory, config, self._world)
+                self._reference_scorer = TokenScorer(self._reference)
+            self._engine = start_engine(model, config)
+            self._norm = GradientNorm(self._engine, config)
+        except BaseException:
+            leave_world()
+            raise
+        self._state = "ready"
+
+    # Training
+
+    def train_step(self, step: int, groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
+        """Train on a whole batch (each rank is given all groups and takes its share); the same metrics on every rank.
+
+        `step` counts from 1 and must grow. A minibatch in which no token can have a gradient (all groups have zero
+        variance, no KL) makes no update: gradients would be zero, and AdamW's momentum and decay are kept from moving
+        the weights; `skipped_updates` counts it, and the step number and the learning-rate schedule go on regardless.
+
+        Raises ValueError for groups that `make_batch` refuses, TrainerStateError for a step that was trained before.
+        """
+        self._require_ready("train_step")
+        if step <= self.step:
+            raise TrainerStateError(f"step {step} after step {self.step}: a step is trained once")
+        began = time.perf_counter()
+        grpo = self.config.grpo
+        batch = make_batch(groups, grpo)
+        ratio = learning_rate_ratio(step, self._total_steps, self.config.schedule)
+        updates = [rows for rows in balance(batch.rows, grpo.minibatches) if has_signal(rows, grpo)]
+        plans = [plan_ranks(rows, self._world.size, self.config.micro_batch_tokens) for rows in updates]
+        learning_rate = self.config.learning_rate * ratio
+        metrics = StepMetrics(grpo, self._world)
+        norms: list[float] = []
+        with self._broken_on_error():
+            set_learning_rate(self._engine, learning_rate)
+            mine = [[collate(rows, self._world.device) for rows in plan[self._world.rank]] for plan in plans]
+            old = self._old_logprobs(mine)
+            for index, rows in enumerate(updates):
+                tokens = sum(row.loss_tokens for row in rows)
+                norms.append(self._update(mine[index], old[index], tokens, metrics))
+            measured = metrics.reduce()
+            self.step = step
+        return (
+            measured
+            | _counts(batch, updates, plans)
+            | {
+                "step": float(step),
+                "lr": learning_rate,
+                "grad_norm": sum(norms) / max(1, len(norms)),
+                "updates": float(len(updates)),
+                "skipped_updates": float(grpo.minibatches - len(updates)),
+                "seconds": time.perf_counter() - began,
+                "peak_rss_bytes": float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024),
+            }
+        )
+
+    def _old_logprobs(self, updates: list[list[MicroBatch]]) -> list[list[Tensor | None]]:
+        """Log-probs before the first update; None where the first update's own forward gives them."""
+        if len(updates) <= 1:
+            return [[None] * len(parts) for parts in updates]
+        with torch.no_grad():
+            return [[self._score(part)[0] for part in parts] for parts in updates]
+
+    def _score(self, part: MicroBatch) -> tuple[Tensor, Tensor]:
+        return self._scorer.score(self._engine, part.input_ids, part.positions, part.targets, self._temperature)
+
+    def _update(
+        self, parts: list[MicroBatch], old: list[Tensor | None], loss_tokens: int, metrics: StepMetrics
+    ) -> float:
+        """One optimizer update; returns the gradient's global norm before clipping."""
+        for part, before in zip(parts, old, strict=True):
+            current, entropy = self._score(part)
+            scores = Scores(
+                current=current,
+                old=current.detach() if before is None else before,
+                rollout=part.rollout_logprobs,
+                initial=self._initial_logprobs(part),
+            )
+            losses = token_losses(scores, part.advantages, self.config.grpo)
+            self._engine.backward(losses.sum() * (self._world.size / loss_tokens), scale_wrt_gas=False)
+            newest = part.versions.max().clamp(min=self.version) if part.loss_tokens else self.version
+            metrics.add(scores, losses, entropy, part.advantages, newest - part.versions)
+        self._engine.step()
+        return self._norm.value()
+
+    @torch.no_grad()
+    def _initial_logprobs(self, part: MicroBatch) -> Tensor | None:
+        if self._reference is None:
+            return None
+        return self._reference_scorer.score(
+            self._reference, part.input_ids, part.positions, part.targets, self._temperature
+        ).logprobs
+
+    # Weights
+
+    def export(self, root: Path, version: int) -> Manifest | None:
+        """Write the weights as snapshot `version` under `root`, in the snapshot dtype; the manifest on rank 0.
+
+        Names are the model's own; a tied output head is written once, under its first name. Raises SnapshotError on
+        rank 0 if the version exists (the others do not know, and stay usable).
+        """
+        self._require_ready("export")
+        tensors = self._gathered(wanted=self._world.rank == 0)
+        manifest = None
+        try:
+            if self._world.rank == 0:
+                manifest = write_snapshot(root, version, config_hash(self._directory), tensors)
+        finally:
+            # The other ranks gather to the end, so rank 0 must too, also after an error of its own.
+            with self._broken_on_error():
+                for _ in tensors:
+                    pass
+        self.version = version
+        return manifest
+
+    def checksum(self) -> str:
+        """Checksum of the weights as an export would write them, on every rank; equals the manifest's."""
+        self._require_ready("checksum")
+        with self._broken_on_error():
+            return combined_checksum({name: tensor_checksum(tensor) for name, tensor in self._gathered(wanted=True)})
+
+    def _gathered(self, *, wanted: bool) -> Iterator[tuple[str, Tensor]]:
+        """Whole weights in the snapshot dtype, by buckets under ZeRO-3; nothing where not `wanted`, but in step."""
+        import deepspeed
+
+        bucket: list[tuple[str, Any]] = []
+        nbytes = 0
+        named = list(self._engine.module.named_parameters())
+        for index, (name, parameter) in enumerate(named):
+            bucket.append((name, parameter))
+            nbytes += getattr(parameter, "ds_numel", parameter.numel()) * parameter.element_size()
+            if nbytes < GATHER_BYTES and index + 1 < len(named):
+                continue
+            with deepspeed.zero.GatheredParameters([p for _, p in bucket], enabled=self.config.zero_stage == 3):
+                for full_name, full in bucket if wanted else ():
+                    yield full_name, full.detach().to(self._snapshot_dtype)
+            bucket, nbytes = [], 0
+
+    # Checkpoints
+
+    def save_checkpoint(self, directory: Path, tag: str, client_state: dict[str, Any]) -> Path:
+        """Write `directory/tag`, complete or not at all, and make it the latest. See `trainer.checkpoint`."""
+        self._require_ready("save_checkpoint")
+        state = {"step": self.step, "version": self.version, "client": client_state}
+        with self._broken_on_error(FileExistsError, ValueError):
+            return save_checkpoint(self._engine, self._world, Path(directory), tag, state)
+
+    def load_checkpoint(self, directory: Path, tag: str) -> dict[str, Any]:
+        """Go back to a checkpoint of the same stage and number of ranks; returns what the save was given.
+
+        Raises FileNotFoundError, and stays usable, if `directory/tag` is no complete checkpoint. The next step's loss
+        and gradient are bit-identical to what they were after the save.
+        """
+        self._require_ready("load_checkpoint")
+        if not is_complete(directory, tag):
+            raise FileNotFoundError(f"no complete checkpoint {Path(directory) / tag}")
+        with self._broken_on_error():
+            state = load_checkpoint(self._engine, Path(directory), tag)
+        self.step, self.version = state["step"], state["version"]
+        return state["client"]
+
+    # Life
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    def close(self) -> None:
+        """Free the engine and leave the group; the process can start another trainer. Twice is fine, broken too."""
+        if self._state == "closed":
+            return
+        self._state = "closed"
+        self._engine.destroy()
+        del self._engine, self._scorer, self._reference, self._norm
+        gc.unfreeze()
+        leave_world()
+        if self._world.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _require_ready(self, what: str) -> None:
+        if self._state != "ready":
+            raise TrainerStateError(f"{what}: the trainer of rank {self._world.rank} is {self._state}; start a new one")
+
+    @contextlib.contextmanager
+    def _broken_on_error(self, *harmless: type[Exception]) -> Iterator[None]:
+        try:
+            yield
+        except harmless:
+            raise
+        except BaseException:
+            self._state = "broken"
+            raise
+
+
+def _counts(batch: Batch, updates: list[list[Row]], plans: list[list[list[list[Row]]]]) -> dict[str, float]:
+    packed = [rows for plan in plans for rank in plan for rows in rank]
+    padded = sum(len(rows) * max(row.length for row in rows) for rows in packed if rows)
+    trained = [row for rows in updates for row in rows]
+    return {
+        "groups": float(batch.groups),
+        "zero_variance_groups": float(batch.zero_variance_groups),
+        "trajectories": float(batch.trajectories),
+        "without_tokens": float(batch.without_tokens),
+        "reward_mean": batch.reward_mean,
+        "tokens_trained": float(batch.tokens),
+        "loss_tokens": float(sum(row.loss_tokens for row in trained)),
+        "micro_batches": float(len(packed)),
+        "padding_share": 1.0 - sum(row.length for row in trained) / padded if padded else 0.0,
+    }
