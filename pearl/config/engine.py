@@ -31,6 +31,9 @@ class EngineConfig(Section):
     """GPU only: share of device memory for weights and KV cache. None leaves it to SGLang."""
     attention_backend: str | None = None
     """None: `torch_native` on a CPU, SGLang's own choice on a GPU."""
+    stream_interval: int = Field(8, ge=1)
+    """Tokens that the server collects before it sends them on. An abort loses none of them; when a server dies, at most
+    this many unsent tokens per request are generated again. Higher is cheaper."""
     disable_radix_cache: bool = False
     """Switch the prefix cache off."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

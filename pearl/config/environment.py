@@ -14,19 +14,24 @@ class SandboxConfig(Section):
     """Address space of one process in the sandbox, MB."""
     processes: int = Field(64, ge=4)
     """Processes and threads at once."""
+    command_s: float = Field(10.0, gt=0)
+    """Wall time of one command; a longer one is killed with all that it started, and the agent is told."""
     cpu_s: int = Field(30, ge=1)
-    """CPU seconds of one command."""
+    """CPU seconds of one process of a command."""
     file_mb: int = Field(16, ge=1)
     """Largest file that a command may write, MB."""
     disk_mb: int = Field(64, ge=1)
     """All that a trajectory's commands may leave in its writable layer, MB."""
     output_chars: int = Field(4000, ge=100)
     """Characters of a command's output that are kept (head and tail)."""
+    directory: str | None = None
+    """Where writable layers lie, on each environment worker's own disk; not a network file system, not an overlay.
+    None takes `$XDG_RUNTIME_DIR/pearl` where it can be used, else `/tmp/pearl-<uid>`."""
 
 
 class EnvironmentConfig(Section):
     family: str = "files"
-    """Built-in task family; `pearl doctor` lists them."""
+    """Built-in task family (`files`, `bugfix`, `shell`), or your own as "package.module:Factory" (see `envs/registry.py`)."""
     tasks: int = Field(64, ge=1)
     """Number of tasks made from the seed."""
     seed: int = 0

@@ -285,8 +285,8 @@ class PublishSnapshot(Instruction):
 
 
 @dataclass(frozen=True, slots=True)
-class RetireSnapshot(Instruction):
-    """No worker will ask for `version` again."""
+class RetireSnapshots(Instruction):
+    """No worker will read `version` or an older one again."""
 
     version: int
 

@@ -21,11 +21,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from pearl.core import events as ev
+from pearl.core.environments import EnvironmentTable
 from pearl.core.events import Event, Instruction, Outcome
+from pearl.core.fleet import Fleet
 from pearl.core.groups import Attempt, Group, Member, Phase
 from pearl.core.routing import choose_worker
 from pearl.core.staleness import groups_admissible, is_stale
-from pearl.core.state import Activity, WorkerSlot, WorkerTable
 from pearl.core.tasks import TaskCursor
 from pearl.core.trajectory import FinishReason, SampleId, StopReason, TrajectoryId
 
@@ -55,24 +56,14 @@ class PipelineSettings:
     worker_restarts: int
 
 
-@dataclass(slots=True)
-class EnvironmentSlot:
-    name: str
-    incarnation: int = 0
-    ready: bool = False
-    capacity: int = 0
-    live: int = 0
-    restarts: int = 0
-
-
 class Pipeline:
     """The machine. Its attributes are its whole state; nobody else writes to them."""
 
     def __init__(self, settings: PipelineSettings, tasks: TaskCursor) -> None:
         self.settings = settings
         self.tasks = tasks
-        self.workers = WorkerTable()
-        self.environments: dict[str, EnvironmentSlot] = {}
+        self.fleet = Fleet(self._emit, abort_on_update=settings.abort_on_update, restarts=settings.worker_restarts)
+        self.environments = EnvironmentTable(self._emit, settings.worker_restarts)
         self.groups: dict[int, Group] = {}
         """Groups that are neither trained nor dropped, by number, in draw order."""
         self.attempts: dict[TrajectoryId, Attempt] = {}
@@ -82,8 +73,6 @@ class Pipeline:
         """Trajectories that wait for a worker: a heap, oldest group first."""
         self.ready: deque[int] = deque()
         """Complete groups in the order in which they were completed."""
-        self.version = -1
-        """Newest published weights; -1 before the trainer is ready."""
         self.steps_done = 0
         self.training: tuple[Group, ...] = ()
         self.publishing = False
@@ -96,11 +85,11 @@ class Pipeline:
         self._out: list[Instruction] = []
         self._handlers: dict[type[Event], Callable[[Any], None]] = {
             ev.RunStarted: self._run_started,
-            ev.EngineLoaded: self._engine_loaded,
-            ev.WeightsSynced: self._weights_synced,
-            ev.AbortAcknowledged: self._abort_acknowledged,
+            ev.EngineLoaded: lambda event: self.fleet.loaded(event, self._now),
+            ev.WeightsSynced: lambda event: self.fleet.synced(event, self._now),
+            ev.AbortAcknowledged: lambda event: self.fleet.abort_acknowledged(event, self._now),
             ev.WorkerLost: self._worker_lost,
-            ev.EnvironmentWorkerReady: self._environment_worker_ready,
+            ev.EnvironmentWorkerReady: self.environments.became_ready,
             ev.EnvironmentWorkerLost: self._environment_worker_lost,
             ev.EnvironmentOpened: self._environment_opened,
             ev.TurnGenerated: self._turn_generated,
@@ -121,6 +110,8 @@ class Pipeline:
         self._now = now
         self._out = []
         self._handlers[type(event)](event)
+        if not self.finished and self._done():
+            self._finish(False, f"{self.steps_done} steps done")
         if not self.finished:
             self._admit()
             self._open()
@@ -128,96 +119,29 @@ class Pipeline:
             self._train()
         return self._out
 
-    # --- workers ----------------------------------------------------------------------------------
+    def _emit(self, instruction: Instruction) -> None:
+        self._out.append(instruction)
+
+    @property
+    def version(self) -> int:
+        """Newest published weights; -1 before the trainer is ready."""
+        return self.fleet.version
 
     def _run_started(self, event: ev.RunStarted) -> None:
-        self.workers = WorkerTable.of(event.rollout_workers)
-        self.environments = {name: EnvironmentSlot(name) for name in event.environment_workers}
-        for worker in self.workers.values():
-            self._start(worker)
-        for slot in self.environments.values():
-            slot.incarnation += 1
-            self._out.append(ev.StartEnvironmentWorker(slot.name, slot.incarnation))
-
-    def _start(self, worker: WorkerSlot) -> None:
-        worker.start(self._now)
-        self._out.append(ev.StartEngine(worker.name, worker.incarnation))
-
-    def _engine_loaded(self, event: ev.EngineLoaded) -> None:
-        if worker := self.workers.current(event.worker, event.incarnation):
-            worker.to(Activity.LOADED, self._now)
-            self._sync(worker)
-
-    def _sync(self, worker: WorkerSlot) -> None:
-        if self.version >= 0:
-            self._out.append(ev.SyncWeights(worker.name, worker.incarnation, self.version))
-
-    def _weights_synced(self, event: ev.WeightsSynced) -> None:
-        worker = self.workers.current(event.worker, event.incarnation)
-        if worker is None or worker.activity is not Activity.LOADED:
-            return
-        worker.synced(event.version, self._now)
-        if event.version == self.version:
-            worker.to(Activity.ACTIVE, self._now)
-        else:
-            worker.to(Activity.LOADED, self._now, "a newer version was published meanwhile")
-            self._sync(worker)
-        self._retire_snapshots()
-
-    def _retire_snapshots(self) -> None:
-        """Older snapshots go once no engine can still be reading one."""
-        if self.version > 0 and all(
-            w.version == self.version or w.activity in (Activity.GONE, Activity.EMPTY) for w in self.workers.values()
-        ):
-            self._out.append(ev.RetireSnapshot(self.version - 1))
-
-    def _update_weights(self, worker: WorkerSlot) -> None:
-        """Stop dispatch, interrupt (or wait for) what is in flight, then load."""
-        worker.to(Activity.DRAINING, self._now, f"for v{self.version}")
-        if worker.in_flight and self.settings.abort_on_update:
-            worker.aborting = True
-            self._out.append(ev.AbortRequests(worker.name, worker.incarnation))
-        self._drained(worker)
-
-    def _drained(self, worker: WorkerSlot) -> None:
-        if worker.activity is Activity.DRAINING and not worker.in_flight and not worker.aborting:
-            worker.to(Activity.LOADED, self._now)
-            self._sync(worker)
-
-    def _abort_acknowledged(self, event: ev.AbortAcknowledged) -> None:
-        if worker := self.workers.current(event.worker, event.incarnation):
-            worker.aborting = False
-            self._drained(worker)
+        self.fleet.start_all(event.rollout_workers, self._now)
+        self.environments.start_all(event.environment_workers)
 
     def _worker_lost(self, event: ev.WorkerLost) -> None:
-        worker = self.workers.current(event.worker, event.incarnation)
-        if worker is None or worker.activity is Activity.GONE:
-            return
-        worker.to(Activity.GONE, self._now, event.reason)
-        worker.restarts += 1
-        if worker.restarts <= self.settings.worker_restarts:
-            self._start(worker)
-        elif all(w.activity is Activity.GONE for w in self.workers.values()):
-            self._finish(True, f"no rollout worker is left; the last one, {worker.name}: {event.reason}")
-
-    def _environment_worker_ready(self, event: ev.EnvironmentWorkerReady) -> None:
-        slot = self.environments[event.worker]
-        if slot.incarnation == event.incarnation:
-            slot.ready, slot.capacity, slot.live = True, event.capacity, 0
+        if reason := self.fleet.lost(event, self._now):
+            self._finish(True, reason)
 
     def _environment_worker_lost(self, event: ev.EnvironmentWorkerLost) -> None:
-        slot = self.environments[event.worker]
-        if slot.incarnation != event.incarnation:
-            return
-        slot.ready, slot.live = False, 0
-        slot.incarnation += 1
-        slot.restarts += 1
-        for attempt in [a for a in self.attempts.values() if a.environment_worker == slot.name]:
-            self._discard(attempt, f"{slot.name}: {event.reason}", infrastructure=True, close=False)
-        if slot.restarts <= self.settings.worker_restarts:
-            self._out.append(ev.StartEnvironmentWorker(slot.name, slot.incarnation))
-        elif not any(s.ready or s.restarts <= self.settings.worker_restarts for s in self.environments.values()):
-            self._finish(True, f"no environment worker is left; the last one, {slot.name}: {event.reason}")
+        news, end = self.environments.lost(event)
+        if news:
+            for attempt in [a for a in self.attempts.values() if a.environment_worker == event.worker]:
+                self._discard(attempt, f"{event.worker}: {event.reason}", infrastructure=True, close=False)
+        if end:
+            self._finish(True, end)
 
     # --- rollout ----------------------------------------------------------------------------------
 
@@ -239,10 +163,9 @@ class Pipeline:
 
     def _open(self) -> None:
         while self.waiting and len(self.attempts) < self.settings.max_concurrent_trajectories:
-            free = [s for s in self.environments.values() if s.ready and s.live < s.capacity]
-            if not free:
+            slot = self.environments.roomiest()
+            if slot is None:
                 return
-            slot = min(free, key=lambda s: s.live)
             member = self.waiting.popleft()
             trajectory = TrajectoryId(*member.sample, member.attempts)
             member.attempts += 1
@@ -275,7 +198,7 @@ class Pipeline:
     def _dispatch(self) -> None:
         if not self.queue:
             return
-        serving = self.workers.serving(self.version)
+        serving = self.fleet.serving()
         while self.queue:
             attempt = self.attempts.get(self.queue[0])
             if attempt is None or attempt.phase is not Phase.QUEUED:
@@ -292,9 +215,7 @@ class Pipeline:
             self._out.append(ev.Generate(attempt.id, worker.name, worker.incarnation, self.version, room))
 
     def _turn_generated(self, event: ev.TurnGenerated) -> None:
-        if worker := self.workers.current(event.worker, event.incarnation):
-            worker.in_flight.discard(event.trajectory)
-            self._drained(worker)
+        self.fleet.returned(event, self._now)
         attempt = self._attempt(event.trajectory, Phase.GENERATING)
         if attempt is None:
             return
@@ -463,10 +384,8 @@ class Pipeline:
         return False
 
     def _trainer_ready(self, event: ev.TrainerReady) -> None:
-        self.version = self.steps_done = event.version
-        for worker in self.workers.values():
-            if worker.activity is Activity.LOADED:
-                self._sync(worker)
+        self.steps_done = event.version
+        self.fleet.published(event.version, self._now)
 
     def _batch_trained(self, event: ev.BatchTrained) -> None:
         assert event.step == self.steps_done + 1, f"step {event.step} after {self.steps_done}"
@@ -480,15 +399,12 @@ class Pipeline:
         self._out.append(ev.PublishSnapshot(event.step))
 
     def _snapshot_published(self, event: ev.SnapshotPublished) -> None:
-        assert event.version > self.version, "weight versions only grow"
         self.publishing = False
-        self.version = event.version
-        if self.steps_done >= self.settings.steps:
-            self._finish(False, f"{self.steps_done} steps done")
-            return
-        for worker in self.workers.values():
-            if worker.activity is Activity.ACTIVE:
-                self._update_weights(worker)
+        self.fleet.published(event.version, self._now)
+
+    def _done(self) -> bool:
+        """All steps are trained and published, and no engine is on its way to the last weights."""
+        return self.version == self.settings.steps and self.fleet.settled
 
     def _trainer_failed(self, event: ev.TrainerFailed) -> None:
         self._finish(True, event.reason)
@@ -513,7 +429,7 @@ class Pipeline:
 
     def validate(self) -> None:
         """Raise AssertionError where the state contradicts itself."""
-        self.workers.validate()
+        self.fleet.workers.validate()
         present = [m for g in self.groups.values() for m in g.members]
         assert self.samples_unfinished == sum(not m.ended for m in present), "a sample is lost or counted twice"
         waiting = {m.sample for m in self.waiting}
@@ -523,12 +439,14 @@ class Pipeline:
             states = (member.sample in waiting) + (member.sample in live) + (member.finished is not None)
             assert states == 1 - (member.ended and member.finished is None), f"{member.sample} is in {states} places"
         queued = set(self.queue)
-        generating = {t for w in self.workers.values() for t in w.in_flight}
+        generating = {t for w in self.fleet.workers.values() for t in w.in_flight}
         for attempt in self.attempts.values():
             assert attempt.phase is not Phase.QUEUED or attempt.id in queued, f"{attempt.id} is forgotten"
-        for worker in self.workers.values():
+        for worker in self.fleet.workers.values():
             assert len(worker.in_flight) <= self.settings.requests_per_worker, f"{worker.name} is overloaded"
-        assert sum(len(w.in_flight) for w in self.workers.values()) == len(generating), "one request on two workers"
+        assert sum(len(w.in_flight) for w in self.fleet.workers.values()) == len(generating), (
+            "one request on two workers"
+        )
         for slot in self.environments.values():
             live_here = sum(a.environment_worker == slot.name for a in self.attempts.values())
             assert slot.live == live_here <= max(slot.capacity, live_here), f"{slot.name} counts wrongly"
