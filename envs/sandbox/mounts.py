@@ -1,0 +1,54 @@
+"""What the inside of a bubblewrap sandbox looks like, as bwrap's arguments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from envs.sandbox.user import Interpreter
+
+WORKSPACE = "/workspace"
+SHARED_MEMORY_BYTES = 16 << 20
+NAMESPACES = ("--unshare-user", "--unshare-all", "--disable-userns", "--cap-drop", "ALL")
+ETC = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")
+TOP = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+
+
+@dataclass(frozen=True, slots=True)
+class Mounts:
+    """Read-only: /usr, a Python. Writable: the workspace (an overlay) and /tmp, both kept between commands."""
+
+    bwrap: str
+    interpreter: Interpreter
+
+    def argv(self, image: Path, upper: Path, work: Path, tmp: Path) -> list[str]:
+        arguments = [self.bwrap, *NAMESPACES, "--die-with-parent", "--new-session", "--clearenv"]
+        arguments += ["--hostname", "sandbox", "--uid", "1000", "--gid", "1000"]
+        for key, value in self._environment().items():
+            arguments += ["--setenv", key, value]
+        arguments += ["--ro-bind", "/usr", "/usr"]
+        for top in TOP:
+            path = Path("/") / top
+            if path.is_symlink():
+                arguments += ["--symlink", str(path.readlink()), str(path)]
+            elif path.is_dir():
+                arguments += ["--ro-bind", str(path), str(path)]
+        for file in ETC:
+            if Path(file).exists():
+                arguments += ["--ro-bind", file, file]
+        if self.interpreter.bind:
+            arguments += ["--ro-bind", self.interpreter.bind, self.interpreter.bind]
+        arguments += ["--proc", "/proc", "--dev", "/dev"]
+        arguments += ["--size", str(SHARED_MEMORY_BYTES), "--tmpfs", "/dev/shm", "--bind", str(tmp), "/tmp"]
+        arguments += ["--overlay-src", str(image), "--overlay", str(upper), str(work), WORKSPACE]
+        return [*arguments, "--remount-ro", "/", "--chdir", WORKSPACE]
+
+    def _environment(self) -> dict[str, str]:
+        own = [str(Path(self.interpreter.path).parent)] if self.interpreter.bind else []
+        return {
+            "PATH": ":".join([*own, "/usr/local/bin", "/usr/bin", "/bin"]),
+            "HOME": "/tmp",
+            "LANG": "C.UTF-8",
+            "PAGER": "cat",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }

@@ -1,0 +1,77 @@
+"""What a sandbox is, whichever way it isolates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    """How one command ended. All of it is the agent's doing; infrastructure faults are raised instead."""
+
+    exit_code: int | None
+    """None if the command was killed for one of the reasons below."""
+    output: str
+    """Standard output and error as they came, cut in the middle."""
+    timed_out: bool = False
+    over_output: bool = False
+    over_disk: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One file, directory or other thing in a sandbox's workspace."""
+
+    kind: Literal["file", "directory", "other"]
+    data: bytes = b""
+
+
+class SandboxOverLimit(Exception):
+    """The agent's commands left more than the sandbox may hold; nothing more can be run in it."""
+
+
+class Sandbox(Protocol):
+    """A private copy of a few files in which untrusted commands run. Paths are relative to the workspace."""
+
+    async def exec(self, command: str, *, timeout_s: float, stdin: bytes = b"") -> CommandResult:
+        """Run a shell command; everything that it started is gone when this returns."""
+        ...
+
+    async def read(self, path: str, *, timeout_s: float, limit: int = 1 << 20) -> bytes | None:
+        """The first `limit` bytes of a file; None if it cannot be read."""
+        ...
+
+    async def write(self, path: str, data: bytes, *, timeout_s: float) -> bool:
+        """Write a file, and the directories above it; False if that is not possible."""
+        ...
+
+    async def snapshot(self, *, timeout_s: float, limit: int = 8 << 20) -> dict[str, Entry]:
+        """All that the workspace holds. Raises SandboxOverLimit if that is more than `limit` bytes."""
+        ...
+
+    async def close(self) -> None:
+        """End all commands and remove the files. Can be called repeatedly."""
+        ...
+
+
+class SandboxBackend(Protocol):
+    """Makes sandboxes, and answers for all that they leave behind."""
+
+    @property
+    def python(self) -> str:
+        """Path of a Python interpreter inside each sandbox."""
+        ...
+
+    async def probe(self) -> None:
+        """Run one sandbox; raises UserError with the remedy if that does not work on this machine."""
+        ...
+
+    async def create(self, files: Mapping[str, bytes]) -> Sandbox:
+        """A sandbox whose workspace holds `files`; a name that ends in "/" is an empty directory."""
+        ...
+
+    async def close(self) -> None:
+        """Close all sandboxes and remove what is left. Can be called repeatedly."""
+        ...
