@@ -1,0 +1,70 @@
+"""Who a worker is: slot, incarnation, zone, process; and whether it runs the driver's code."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import platform
+import socket
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+CHECKED_PACKAGES = ("distributed", "torch", "msgpack", "numpy", "pydantic")
+"""A difference in one of these between driver and worker breaks calls or numbers."""
+SOURCE_FOLDERS = ("pearl", "actors", "trainer", "envs")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Sent with a worker's registration; `versions` are package versions plus a hash of our own source."""
+
+    slot: str
+    incarnation: int
+    zone: str
+    host: str
+    pid: int
+    devices: str
+    versions: dict[str, str]
+
+    def to_wire(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def own_identity(slot: str, incarnation: int, zone: str) -> Identity:
+    devices = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return Identity(slot, incarnation, zone, socket.gethostname(), os.getpid(), devices, own_versions())
+
+
+def own_versions() -> dict[str, str]:
+    versions = {"python": platform.python_version(), "pearl source": source_hash()}
+    for package in CHECKED_PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = "not installed"
+    return versions
+
+
+def version_differences(worker: dict[str, str]) -> list[str]:
+    """Lines 'package: driver has x, worker has y', empty if both run the same."""
+    mine = own_versions()
+    return [
+        f"{name}: driver has {mine[name]}, worker has {worker.get(name)}"
+        for name in mine
+        if mine[name] != worker.get(name)
+    ]
+
+
+@functools.cache
+def source_hash() -> str:
+    """Hash of our four packages as they are imported here."""
+    root = Path(__file__).resolve().parents[2]
+    digest = hashlib.sha256()
+    for folder in SOURCE_FOLDERS:
+        for path in sorted((root / folder).rglob("*.py")):
+            digest.update(str(path.relative_to(root)).encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]

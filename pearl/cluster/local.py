@@ -1,0 +1,164 @@
+"""The local cluster: a Dask scheduler in this process and one worker process per slot, all on loopback.
+
+`start_worker` brings a slot to life and returns where it listens; `kill` ends it with all its children; membership
+events (a worker joined or left, for whatever reason) reach the `on_left` callback.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from distributed import Client, Future, Scheduler
+
+from pearl.cluster.actor_ref import ActorRef, LostWorkers
+from pearl.cluster.errors import ActorLost, ActorTimeout
+from pearl.cluster.identity import version_differences
+from pearl.cluster.plugin import TOPIC, ElasticityPlugin
+from pearl.cluster.settings import configure_dask
+from pearl.errors import RunFailed
+
+HOST = "127.0.0.1"
+LOG_TAIL_LINES = 8
+
+
+@dataclass
+class WorkerProcess:
+    """One life of one slot."""
+
+    slot: str
+    incarnation: int
+    process: asyncio.subprocess.Process
+    log: Path
+    joined: asyncio.Future[str]
+    address: str | None = None
+    actors: dict[str, Future] = field(default_factory=dict)
+
+
+class LocalCluster:
+    """Async context: a scheduler, a client, and the workers that were started through it."""
+
+    def __init__(self, log_directory: Path, on_left: Callable[[str, int, str], None]) -> None:
+        self.log_directory = log_directory
+        self.on_left = on_left
+        self.lost = LostWorkers()
+        self.workers: dict[str, WorkerProcess] = {}
+        self._stack = contextlib.AsyncExitStack()
+
+    async def __aenter__(self) -> LocalCluster:
+        configure_dask()
+        self.log_directory.mkdir(parents=True, exist_ok=True)
+        self.scheduler = await self._stack.enter_async_context(
+            Scheduler(host=HOST, port=0, dashboard_address=f"{HOST}:0", dashboard=False)
+        )
+        self.client = await self._stack.enter_async_context(
+            Client(self.scheduler.address, asynchronous=True, direct_to_workers=True, set_as_default=False)
+        )
+        await self.client.register_plugin(ElasticityPlugin())
+        self.client.subscribe_topic(TOPIC, self._membership)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        for worker in list(self.workers.values()):
+            await self._kill(worker)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stack.aclose(), 20)
+
+    def _membership(self, event: tuple[float, dict[str, Any]]) -> None:
+        message = event[1]
+        identity = message["identity"]
+        worker = self.workers.get(identity.get("slot", ""))
+        current = worker is not None and worker.incarnation == identity.get("incarnation")
+        if message["kind"] == "joined":
+            if worker is None or not current or worker.joined.done():
+                return
+            if differences := version_differences(identity["versions"]):
+                worker.joined.set_exception(RunFailed(f"{worker.slot} runs other code: {'; '.join(differences)}"))
+            else:
+                worker.address = message["address"]
+                worker.joined.set_result(message["address"])
+        else:
+            self.lost.mark(message["address"], message["reason"])
+            if worker is not None and current:
+                self.on_left(worker.slot, worker.incarnation, self._why(worker, message["reason"]))
+
+    async def start_worker(
+        self, slot: str, incarnation: int, zone: str, environment: dict[str, str], timeout_s: float
+    ) -> WorkerProcess:
+        """Start the slot's process and wait until it has joined.
+
+        Raises ActorLost or ActorTimeout with its last words.
+        """
+        await self.kill(slot)
+        log = self.log_directory / f"{slot}.{incarnation}.log"
+        command = [sys.executable, "-m", "pearl.cluster.worker", "--scheduler", self.scheduler.address]
+        command += ["--slot", slot, "--incarnation", str(incarnation), "--zone", zone, "--host", HOST]
+        with log.open("wb") as output:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.PIPE,  # the lifeline: its end closes with this process
+                stdout=output,
+                stderr=output,
+                env={**os.environ, **environment},
+                start_new_session=True,
+            )
+        worker = WorkerProcess(slot, incarnation, process, log, asyncio.get_running_loop().create_future())
+        self.workers[slot] = worker
+        exit_watch = asyncio.ensure_future(process.wait())
+        try:
+            either: set[asyncio.Future[Any]] = {worker.joined, exit_watch}
+            done, _ = await asyncio.wait(either, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if worker.joined in done:
+                worker.joined.result()
+                return worker
+            await self._kill(worker)
+            if exit_watch in done:
+                raise ActorLost(f"{slot} ended while it started: {self._why(worker, 'exit')}")
+            raise ActorTimeout(f"{slot} did not join within {timeout_s:g} s (deadlines.worker_start_s)")
+        finally:
+            exit_watch.cancel()
+
+    async def create_actor(self, worker: WorkerProcess, cls: type, timeout_s: float) -> ActorRef:
+        """An instance of `cls()` on that very worker."""
+        key = f"{worker.slot}#{worker.incarnation}-{cls.__name__}"
+        future = self.client.submit(
+            cls, actor=True, workers=[worker.address], allow_other_workers=False, key=key, pure=False
+        )
+        worker.actors[key] = future  # a released future destroys the actor
+        try:
+            await asyncio.wait_for(future.result(), timeout_s)
+        except TimeoutError:
+            raise ActorTimeout(f"{key} was not created within {timeout_s:g} s") from None
+        assert worker.address is not None
+        return ActorRef(self.client, self.lost, f"{worker.slot}#{worker.incarnation}", key, worker.address)
+
+    async def kill(self, slot: str) -> None:
+        """End the slot's process and all its children, now; nothing if there is none."""
+        if worker := self.workers.pop(slot, None):
+            await self._kill(worker)
+
+    async def _kill(self, worker: WorkerProcess) -> None:
+        self.workers.pop(worker.slot, None)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(worker.process.pid, signal.SIGKILL)
+        await worker.process.wait()
+        if worker.process.stdin:
+            worker.process.stdin.close()
+        for future in worker.actors.values():
+            future.release()
+        if worker.address:
+            self.lost.mark(worker.address, "ended by the driver")
+
+    def _why(self, worker: WorkerProcess, reason: str) -> str:
+        code = worker.process.returncode
+        how = reason if code is None else f"ended by signal {-code}" if code < 0 else f"exit code {code}"
+        lines = worker.log.read_text(errors="replace").strip().splitlines()[-LOG_TAIL_LINES:]
+        tail = f"; last lines of {worker.log}:\n  " + "\n  ".join(lines) if lines else ""
+        return f"worker process {worker.process.pid}: {how}{tail}"
