@@ -1,0 +1,41 @@
+"""The main module of an engine: `python -m actors.sglang.launch --lifeline-fd N <flags of sglang.launch_server>`.
+
+SGLang starts its scheduler and detokenizer with multiprocessing's spawn, and every spawned child imports the main
+module again before anything else. So what this module does at its top, the CPU stand-ins, holds in all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from actors.sglang import cpu
+
+if cpu.wanted():
+    cpu.install()
+
+
+def main(arguments: list[str]) -> None:
+    """Serve until stopped. The process must lead a group of its own: that group dies with the owner."""
+    from pearl.lifeline import end_with_owner
+
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--lifeline-fd", type=int, required=True)
+    own, flags = parser.parse_known_args(arguments)
+    end_with_owner(own.lifeline_fd)
+
+    from sglang.launch_server import run_server
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.server_args import prepare_server_args
+    from sglang.srt.utils import kill_process_tree
+
+    load_plugins()
+    try:
+        run_server(prepare_server_args(flags))
+    finally:
+        kill_process_tree(os.getpid(), include_parent=False)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
