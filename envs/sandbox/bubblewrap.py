@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from envs.errors import InfrastructureError
 from envs.sandbox.command import Finished, Killed, run_bounded
 from envs.sandbox.folder import disk_use, remove_tree
+from envs.sandbox.layers import read_layers
 from envs.sandbox.mounts import Mounts
 from envs.sandbox.protocol import CommandResult, Entry, SandboxOverLimit
-from envs.sandbox.snapshot import parse_tar
 from envs.sandbox.user import SandboxUser
 from pearl.config.environment import SandboxConfig
 
@@ -25,7 +24,7 @@ class BubblewrapSandbox:
     """See `envs.sandbox.protocol.Sandbox`."""
 
     def __init__(self, folder: Path, image: Path, mounts: Mounts, user: SandboxUser, limits: SandboxConfig) -> None:
-        self._folder = folder
+        self._folder, self._image = folder, image
         self._limits = limits
         self._upper, self._work, self._tmp = folder / "upper", folder / "work", folder / "tmp"
         folder.mkdir(mode=0o700)
@@ -63,17 +62,11 @@ class BubblewrapSandbox:
         _, exit_code = await self._run(command, timeout_s, 4096, stdin=data)
         return exit_code == 0
 
-    async def snapshot(self, *, timeout_s: float, limit: int = 8 * MB) -> dict[str, Entry]:
-        command = ["/usr/bin/tar", "--create", "--file=-", "--format=gnu", "--no-recursion", "--null", "-T", "-"]
-        script = f"find . -mindepth 1 -print0 | exec {shlex.join(command)}"
-        finished, _ = await self._run(
-            ["/usr/bin/bash", "-c", script], timeout_s, 2 * limit, kill_after_bytes=limit, quiet=True
-        )
-        if finished.killed is Killed.WALL_TIME:
-            raise InfrastructureError(f"a workspace could not be read in {timeout_s:g} s")
-        if finished.killed is not None:
-            raise SandboxOverLimit(f"the workspace holds more than {limit} bytes")
-        return parse_tar(finished.output)
+    async def snapshot(self, *, limit: int = 8 * MB) -> dict[str, Entry]:
+        async with self._busy:
+            if self._over:
+                raise SandboxOverLimit("the sandbox is full")
+            return await asyncio.to_thread(read_layers, self._image, self._upper, limit)
 
     async def close(self) -> None:
         if self._closed:
@@ -91,7 +84,6 @@ class BubblewrapSandbox:
         keep_bytes: int,
         *,
         stdin: bytes = b"",
-        kill_after_bytes: int = 0,
         quiet: bool = False,
     ) -> tuple[Finished, int | None]:
         """In a task of its own: whoever waits may go away, the end of the process tree is waited for all the same."""
@@ -100,9 +92,7 @@ class BubblewrapSandbox:
                 raise InfrastructureError("the sandbox is closed")
             if self._over:
                 raise SandboxOverLimit("the sandbox is full")
-            self._running = asyncio.create_task(
-                self._run_alone(command, timeout_s, keep_bytes, stdin, kill_after_bytes, quiet)
-            )
+            self._running = asyncio.create_task(self._run_alone(command, timeout_s, keep_bytes, stdin, quiet))
             try:
                 return await self._running
             except asyncio.CancelledError:
@@ -118,7 +108,6 @@ class BubblewrapSandbox:
         timeout_s: float,
         keep_bytes: int,
         stdin: bytes,
-        kill_after_bytes: int,
         quiet: bool,
     ) -> tuple[Finished, int | None]:
         for layer in (self._upper, self._tmp):
@@ -129,7 +118,7 @@ class BubblewrapSandbox:
                 [*self._argv, "--json-status-fd", str(status), "--", *limited(command, self._limits, quiet=quiet)],
                 timeout_s=timeout_s,
                 keep_bytes=keep_bytes,
-                kill_after_bytes=kill_after_bytes or self._limits.file_mb * MB,
+                kill_after_bytes=self._limits.file_mb * MB,
                 stdin=stdin,
                 pass_fds=(status,),
                 over_limit=self._is_over_disk,

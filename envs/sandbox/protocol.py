@@ -47,8 +47,8 @@ class Sandbox(Protocol):
         """Write a file, and the directories above it; False if that is not possible."""
         ...
 
-    async def snapshot(self, *, timeout_s: float, limit: int = 8 << 20) -> dict[str, Entry]:
-        """All that the workspace holds. Raises SandboxOverLimit if that is more than `limit` bytes."""
+    async def snapshot(self, *, limit: int = 8 << 20) -> dict[str, Entry]:
+        """All that the workspace holds; waits for a running command. Raises SandboxOverLimit beyond `limit` bytes."""
         ...
 
     async def close(self) -> None:

@@ -31,7 +31,7 @@ class SandboxConfig(Section):
 
 class EnvironmentConfig(Section):
     family: str = "files"
-    """Built-in task family (`files`, `bugfix`, `shell`), or your own as "package.module:Factory" (see `envs/registry.py`)."""
+    """Built-in task family (`files`, `bugfix`, `shell`), or your own as "package.module:Factory"."""
     tasks: int = Field(64, ge=1)
     """Number of tasks made from the seed."""
     seed: int = 0

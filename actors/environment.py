@@ -1,0 +1,131 @@
+"""EnvironmentWorker: the actor that holds sandboxes and plays the environment's side of trajectories.
+
+Methods are coroutines with plain arguments and results. Errors: InfrastructureError for faults of the machine (and for
+a trajectory that this worker does not know), UserError for bad input; whatever an agent does ends as a reward.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from envs.agent import AgentSession
+from envs.chat import ChatRenderer
+from envs.errors import InfrastructureError
+from envs.protocol import TaskFamily
+from envs.registry import make_family
+from envs.sandbox.backend import BubblewrapBackend
+from envs.sandbox.folder import sweep as sweep_folders
+from pearl.config.environment import EnvironmentConfig
+
+Key = tuple[int, ...]
+
+
+class EnvironmentWorker:
+    """Many trajectories at once, each in its own sandbox. Calls for one trajectory wait for each other."""
+
+    def __init__(self) -> None:
+        self._config = EnvironmentConfig()
+        self._backend: BubblewrapBackend | None = None
+        self._family: TaskFamily | None = None
+        self._chat: ChatRenderer | None = None
+        self._sessions: dict[Key, AgentSession] = {}
+        self._locks: dict[Key, asyncio.Lock] = {}
+
+    async def start(self, environment: dict[str, Any], model_directory: str, run_dir: str, name: str) -> dict[str, Any]:
+        """Load the tokenizer, sweep what dead workers left, run one sandbox. Raises UserError with the remedy.
+
+        Sandboxes lie on the worker's own disk, not in `run_dir`, which may be a network file system.
+        """
+        await self.stop()
+        self._config = EnvironmentConfig.model_validate(environment)
+        self._chat = await asyncio.to_thread(ChatRenderer.load, model_directory)
+        self._backend = BubblewrapBackend(self._config.sandbox, name=f"{Path(run_dir).name}-{name}")
+        try:
+            swept = await asyncio.to_thread(self._backend.sweep)
+            await self._backend.probe()
+            self._family = make_family(self._config, self._backend)
+        except BaseException:
+            await self.stop()
+            raise
+        return {"directory": str(self._backend.directory), "swept": swept, **await self.tasks()}
+
+    async def tasks(self) -> dict[str, Any]:
+        """How many tasks there are to draw from, and their names in order."""
+        names = [task.name for task in self._started()[1].tasks]
+        return {"count": len(names), "names": names}
+
+    async def open(self, trajectory: Sequence[int], task_index: int, timeout_s: float) -> dict[str, Any]:
+        """Set up the environment of a trajectory; one that is open under the same name is closed first."""
+        _, family, chat = self._started()
+        key = tuple(trajectory)
+        async with self._lock(key):
+            await self._close(key)
+            if len(self._sessions) >= self._config.sandboxes_per_worker:
+                raise InfrastructureError(
+                    f"all {self._config.sandboxes_per_worker} sandboxes (environment.sandboxes_per_worker) are taken"
+                )
+            session = AgentSession(
+                family.open(task_index),
+                chat,
+                max_turns=self._config.max_turns,
+                observation_tokens=self._config.observation_tokens,
+            )
+            self._sessions[key] = session
+            try:
+                prompt = await session.start(timeout_s)
+            except BaseException:
+                await self._close(key)
+                raise
+            return {"prompt_ids": prompt, "task": session.task.name}
+
+    async def advance(self, trajectory: Sequence[int], response_ids: Sequence[int], timeout_s: float) -> dict[str, Any]:
+        """Carry out one response. `stop` is None or a `StopReason`; then there is no observation."""
+        key = tuple(trajectory)
+        async with self._lock(key):
+            advance = await self._session(key).advance(response_ids, timeout_s)
+        return {"observation_ids": list(advance.observation_ids), "stop": advance.stop and str(advance.stop)}
+
+    async def score(self, trajectory: Sequence[int], timeout_s: float) -> dict[str, Any]:
+        """Reward in [0, 1] of what the trajectory achieved so far."""
+        key = tuple(trajectory)
+        async with self._lock(key):
+            score = await self._session(key).score(timeout_s)
+        return {"reward": score.reward, "detail": dict(score.detail)}
+
+    async def close(self, trajectory: Sequence[int]) -> None:
+        """End a trajectory at once, whatever it is doing. Unknown and closed ones are no error."""
+        await self._close(tuple(trajectory))
+
+    async def stop(self) -> None:
+        """Close everything; no process and no file of a sandbox is left. Can be called repeatedly."""
+        await asyncio.gather(*(self._close(key) for key in list(self._sessions)))
+        if self._backend is not None:
+            await self._backend.close()
+        self._backend = self._family = self._chat = None
+
+    async def _close(self, key: Key) -> None:
+        session = self._sessions.pop(key, None)
+        if session is not None:
+            await session.close()
+            self._locks.pop(key, None)
+
+    def _lock(self, key: Key) -> asyncio.Lock:
+        return self._locks.setdefault(key, asyncio.Lock())
+
+    def _session(self, key: Key) -> AgentSession:
+        if key not in self._sessions:
+            raise InfrastructureError(f"trajectory {key} is not open here")
+        return self._sessions[key]
+
+    def _started(self) -> tuple[BubblewrapBackend, TaskFamily, ChatRenderer]:
+        if self._backend is None or self._family is None or self._chat is None:
+            raise InfrastructureError("the environment worker is not started")
+        return self._backend, self._family, self._chat
+
+
+def sweep(directory: str) -> list[str]:
+    """Remove the sandboxes that dead workers left in `directory` (see `start`); the names of their folders."""
+    return sweep_folders(Path(directory))

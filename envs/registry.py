@@ -1,0 +1,43 @@
+"""Task families by name."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+
+from envs.families.files import FilesFamily
+from envs.protocol import TaskFamily
+from envs.sandbox.protocol import SandboxBackend
+from pearl.config.environment import EnvironmentConfig
+from pearl.errors import UserError
+
+Factory = Callable[[EnvironmentConfig, SandboxBackend], TaskFamily]
+
+FAMILIES: dict[str, Factory] = {"files": FilesFamily}
+
+
+def make_family(config: EnvironmentConfig, backend: SandboxBackend) -> TaskFamily:
+    """The family that `environment.family` names: built in, or your own as "package.module:Factory".
+
+    A factory is called with the configuration and the sandboxes of its worker, and returns a `TaskFamily`.
+    """
+    return find_factory(config.family)(config, backend)
+
+
+def find_factory(name: str) -> Factory:
+    if name in FAMILIES:
+        return FAMILIES[name]
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        known = ", ".join(sorted(FAMILIES))
+        raise UserError(
+            f"environment.family = {name!r} is not known",
+            f'Choose one of: {known}; or name your own factory as "package.module:Factory".',
+        )
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UserError(
+            f"environment.family = {name!r} cannot be imported ({error})",
+            "The module must be importable on every environment worker (install it, or set PYTHONPATH there).",
+        ) from error
