@@ -1,0 +1,45 @@
+"""Calls of the driver to actors: each one is a registered wait with a deadline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pearl.cluster.actor_ref import ActorRef
+from pearl.cluster.binding import Binding
+from pearl.cluster.local import LocalCluster
+from pearl.live.waits import WaitTable
+
+ANSWER_MARGIN_S = 10.0
+"""An actor keeps its own deadline and answers in good order; the call itself is given up this much later."""
+CREATE_S = 60.0
+"""An actor's constructor only imports and stores."""
+
+
+class Actors:
+    """Worker processes and the one actor that each holds."""
+
+    def __init__(
+        self, cluster: LocalCluster, bindings: dict[str, Binding], waits: WaitTable, worker_start_s: float
+    ) -> None:
+        self.cluster, self.bindings, self.waits = cluster, bindings, waits
+        self.worker_start_s = worker_start_s
+
+    async def start(self, slot: str, incarnation: int, cls: type, extra: dict[str, str] | None = None) -> ActorRef:
+        """A fresh process for the slot (the old one is killed) with an actor of class `cls`."""
+        binding = self.bindings[slot]
+        environment = {**binding.environment(), **(extra or {})}
+        with self.waits.open("driver", f"{slot} to join the cluster", self.worker_start_s):
+            worker = await self.cluster.start_worker(slot, incarnation, binding.zone, environment, self.worker_start_s)
+        with self.waits.open("driver", f"the actor of {slot}", CREATE_S):
+            return await self.cluster.create_actor(worker, cls, CREATE_S)
+
+    async def call(
+        self, ref: ActorRef, method: str, *args: Any, timeout_s: float, waiter: str = "driver", margin: bool = True
+    ) -> Any:
+        """`ref.method(*args)`; raises ActorLost, ActorTimeout or ActorCallFailed."""
+        limit = timeout_s + ANSWER_MARGIN_S if margin else timeout_s
+        with self.waits.open(waiter, f"{ref.name}.{method}", limit):
+            return await ref.call(method, *args, timeout_s=limit)
+
+    async def kill(self, slot: str) -> None:
+        await self.cluster.kill(slot)

@@ -1,0 +1,231 @@
+"""The live interpreter: feeds the Pipeline machine with what happens and carries out what it says.
+
+One task per instruction that waits; each answers with one event. The machine's state is touched by `run` alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, Protocol
+
+from pearl.cluster.binding import Binding
+from pearl.cluster.local import LocalCluster
+from pearl.config import RunConfig
+from pearl.core import events as ev
+from pearl.core.events import Event, Instruction
+from pearl.core.pipeline import Pipeline, PipelineSettings
+from pearl.core.tasks import TaskCursor
+from pearl.core.trajectory import Trajectory, TrajectoryId
+from pearl.live.actors import Actors
+from pearl.live.environments import EnvironmentWorkers
+from pearl.live.rollout import RolloutWorkers
+from pearl.live.run_directory import RunDirectory
+from pearl.live.tokens import LiveTrajectory
+from pearl.live.trainer import TrainerGroup
+from pearl.live.waits import WaitTable
+
+
+class Observer(Protocol):
+    """Sees everything, decides nothing, and must not raise."""
+
+    def saw(self, now: float, entry: Event | Instruction) -> None:
+        """An event that was handled, or an instruction that is about to be carried out, at `now` (monotonic s)."""
+
+    def stepped(self, now: float, metrics: dict[str, float], trajectories: list[Trajectory]) -> None:
+        """An optimizer step is done, on these trajectories."""
+
+    def ended(self, now: float, end: ev.EndSample, trajectory: Trajectory | None) -> None:
+        """A sample ended."""
+
+    def notice(self, text: str) -> None:
+        """Something that a person should read."""
+
+
+def pipeline_settings(config: RunConfig) -> PipelineSettings:
+    p = config.pipeline
+    return PipelineSettings(
+        steps=p.steps,
+        groups_per_batch=p.groups_per_batch,
+        group_size=p.group_size,
+        max_staleness_steps=p.max_staleness_steps,
+        in_drawn_order=p.batch_order == "drawn",
+        abort_on_update=p.on_weight_update == "abort",
+        max_response_tokens=p.max_response_tokens,
+        max_trajectory_tokens=p.max_trajectory_tokens,
+        max_concurrent_trajectories=p.max_concurrent_trajectories,
+        requests_per_worker=config.engine.max_running_requests,
+        sample_attempts=p.sample_attempts,
+        min_group_size=p.min_group_size,
+        quarantine_after=p.quarantine_after,
+        worker_restarts=p.worker_restarts,
+    )
+
+
+class Driver:
+    """One run. `run` returns the machine's last instruction; `close` ends every process."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        model_directory: Path,
+        tasks: int,
+        bindings: dict[str, Binding],
+        directory: RunDirectory,
+        observers: list[Observer],
+        *,
+        validate: bool = False,
+    ) -> None:
+        self.config, self.directory, self.observers, self.validate = config, directory, observers, validate
+        self.pipeline = Pipeline(pipeline_settings(config), TaskCursor(tasks, config.seed))
+        self.waits = WaitTable()
+        self.events: asyncio.Queue[Event] = asyncio.Queue()
+        self.live: dict[TrajectoryId, LiveTrajectory] = {}
+        self.finished: dict[TrajectoryId, Trajectory] = {}
+        self.closing = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.cluster = LocalCluster(directory.workers, self._left)
+        actors = Actors(self.cluster, bindings, self.waits, config.deadlines.worker_start_s)
+        parts = (actors, config, model_directory, directory, self.post)
+        self.rollout = RolloutWorkers(*parts)
+        self.environments = EnvironmentWorkers(*parts)
+        self.trainer = TrainerGroup(*parts)
+        self.trainer.on_step = self._stepped
+        self.slots = list(bindings)
+        self._batch: list[list[Trajectory]] = []
+        self._stack = contextlib.AsyncExitStack()
+
+    def post(self, event: Event) -> None:
+        self.events.put_nowait(event)
+
+    async def run(self) -> ev.FinishRun:
+        """Start everything, go on until the machine finishes the run."""
+        with self.waits.open("driver", "the Dask scheduler", self.config.deadlines.worker_start_s):
+            async with asyncio.timeout(self.config.deadlines.worker_start_s):
+                await self._stack.enter_async_context(self.cluster)
+        slots = [tuple(s for s in self.slots if s.startswith(kind)) for kind in ("rollout-", "environment-")]
+        self.post(ev.RunStarted(slots[0], slots[1]))
+        self._spawn(self.trainer.start())
+        while True:
+            event = await self._next()
+            now = time.monotonic()
+            for observer in self.observers:
+                observer.saw(now, event)
+            for instruction in self.pipeline.handle(event, now):
+                for observer in self.observers:
+                    observer.saw(now, instruction)
+                if isinstance(instruction, ev.FinishRun):
+                    return instruction
+                self._carry_out(instruction, now)
+            if self.validate:
+                self.pipeline.validate()
+
+    async def _next(self) -> Event:
+        """The next event. A run in which nothing happens says who waits for whom, and ends if nothing can happen."""
+        limit = self.config.deadlines.no_progress_s
+        while True:
+            try:
+                return await asyncio.wait_for(self.events.get(), limit)
+            except TimeoutError:
+                waits = "; ".join(self.waits.oldest()) or "nothing is awaited"
+                text = f"no progress for {limit:g} s (deadlines.no_progress_s): {waits}"
+                if not self.waits.any_in_time():
+                    return ev.StopRequested(text) if self.closing else ev.TrainerFailed(text)
+                for observer in self.observers:
+                    observer.notice(text)
+
+    def _carry_out(self, i: Instruction, now: float) -> None:
+        match i:
+            case ev.Generate():
+                self._spawn(self.rollout.generate(i, self.live[i.trajectory]))
+            case ev.StepEnvironment():
+                self._spawn(self.environments.step(i, self.live[i.trajectory]))
+            case ev.OpenEnvironment():
+                trajectory = self.live[i.trajectory] = LiveTrajectory(i.trajectory, str(i.task))
+                self._spawn(self.environments.open(i, trajectory))
+            case ev.ScoreTrajectory():
+                self._spawn(self.environments.score(i, self.live[i.trajectory], self._scored))
+            case ev.CloseEnvironment():
+                self.live.pop(i.trajectory, None)
+                self._spawn(self.environments.close(i))
+            case ev.DiscardTrajectory():
+                self.live.pop(i.trajectory, None)
+            case ev.EndSample():
+                trajectory_done = self.finished.pop(i.trajectory, None) if i.trajectory else None
+                for observer in self.observers:
+                    observer.ended(now, i, trajectory_done)
+            case ev.TrainBatch():
+                self._batch = [[self.finished[t] for t in group] for group in i.groups]
+                self._spawn(self.trainer.train(i, self._batch))
+            case ev.PublishSnapshot():
+                self._spawn(self.trainer.publish(i))
+            case ev.RetireSnapshots():
+                self.trainer.retire(i.version)
+            case ev.SyncWeights():
+                self._spawn(self.rollout.sync(i))
+            case ev.AbortRequests():
+                self._spawn(self.rollout.abort(i))
+            case ev.StartEngine():
+                self._spawn(self.rollout.start(i))
+            case ev.StartEnvironmentWorker():
+                self._spawn(self.environments.start(i))
+            case ev.QuarantineTask():
+                for observer in self.observers:
+                    observer.notice(f"task {i.task} is quarantined: {i.reason}")
+            case _:
+                raise AssertionError(f"nobody carries out {i}")
+
+    def _scored(self, trajectory: Trajectory) -> None:
+        self.finished[trajectory.id] = trajectory
+
+    def _stepped(self, metrics: dict[str, float]) -> None:
+        now = time.monotonic()
+        trajectories = [t for group in self._batch for t in group]
+        for observer in self.observers:
+            observer.stepped(now, metrics, trajectories)
+
+    def _left(self, slot: str, incarnation: int, reason: str) -> None:
+        """Called by the cluster when a worker process left it, for whatever reason."""
+        if self.closing:
+            return
+        kinds: dict[str, Callable[[], None]] = {
+            "rollout": lambda: self.rollout.left(slot, incarnation, reason),
+            "environment": lambda: self.environments.left(slot, incarnation, reason),
+            "trainer": lambda: self.trainer.left(slot, reason),
+        }
+        kinds[slot.rpartition("-")[0]]()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        """An executor that raises is a fault of ours: the run must not go on as if it had answered."""
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            self.post(ev.TrainerFailed(f"internal fault: {error!r}"))
+
+    async def close(self, *, finish_writing: bool) -> None:
+        """End all processes within `deadlines.shutdown_s`, by force where they do not end by themselves.
+
+        `finish_writing`: let a checkpoint that is being written become whole first.
+        """
+        self.closing = True
+        limit = self.config.deadlines.shutdown_s
+        try:
+            if finish_writing:
+                with contextlib.suppress(TimeoutError):
+                    await self.trainer.idle(self.config.deadlines.checkpoint_s)
+            for task in list(self._tasks):
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await asyncio.gather(
+                *(part.stop(limit) for part in (self.rollout, self.environments, self.trainer)),
+                return_exceptions=True,
+            )
+        finally:
+            await self._stack.aclose()

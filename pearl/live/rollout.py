@@ -1,0 +1,138 @@
+"""Rollout workers as actors: carries out StartEngine, SyncWeights, AbortRequests and Generate."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from actors.rollout import RolloutWorker
+from pearl.cluster.actor_ref import ActorRef
+from pearl.cluster.errors import ActorError
+from pearl.config import RunConfig
+from pearl.core import events as ev
+from pearl.core.events import Event
+from pearl.core.trajectory import FinishReason
+from pearl.errors import RunFailed, UserError
+from pearl.live.actors import Actors
+from pearl.live.run_directory import RunDirectory
+from pearl.live.tokens import LiveTrajectory
+from pearl.weights.snapshot import snapshot_directory
+
+Post = Callable[[Event], None]
+
+
+class RolloutWorkers:
+    """The present life of each rollout slot. Every method answers with events, never with an exception."""
+
+    def __init__(
+        self, actors: Actors, config: RunConfig, model_directory: Path, directory: RunDirectory, post: Post
+    ) -> None:
+        self.actors, self.config, self.directory, self.post = actors, config, directory, post
+        self.model_directory = model_directory
+        self.refs: dict[str, tuple[int, ActorRef]] = {}
+        self.info: dict[str, dict[str, Any]] = {}
+        """What each engine said of itself when it started."""
+        self.checksums: dict[str, tuple[int, str]] = {}
+        """Per slot: the version it holds and the checksum over all its tensors."""
+
+    async def start(self, i: ev.StartEngine) -> None:
+        config, deadlines = self.config, self.config.deadlines
+        self.refs.pop(i.worker, None)
+        try:
+            ref = await self.actors.start(i.worker, i.incarnation, RolloutWorker)
+            self.refs[i.worker] = (i.incarnation, ref)
+            self.info[i.worker] = await self.actors.call(
+                ref,
+                "start",
+                config.engine.model_dump(mode="json"),
+                config.model.model_dump(mode="json"),
+                str(self.model_directory),
+                str(self.directory.path),
+                f"{i.worker}.{i.incarnation}",
+                config.seed,
+                timeout_s=deadlines.engine_start_s,
+            )
+            self.post(ev.EngineLoaded(i.worker, i.incarnation))
+        except (ActorError, RunFailed, UserError) as error:
+            await self._condemn(i.worker, i.incarnation, str(error))
+
+    async def sync(self, i: ev.SyncWeights) -> None:
+        if (ref := self._ref(i.worker, i.incarnation)) is None:
+            return
+        snapshot = str(snapshot_directory(self.directory.snapshots, i.version))
+        limit = self.config.deadlines.sync_s
+        try:
+            reply = await self.actors.call(ref, "sync", snapshot, i.version, limit, timeout_s=limit)
+        except ActorError as error:
+            await self._condemn(i.worker, i.incarnation, f"weights of version {i.version}: {error}")
+            return
+        self.checksums[i.worker] = (i.version, reply["checksum"])
+        self.post(ev.WeightsSynced(i.worker, i.incarnation, i.version))
+
+    async def abort(self, i: ev.AbortRequests) -> None:
+        if (ref := self._ref(i.worker, i.incarnation)) is None:
+            return
+        try:
+            await self.actors.call(ref, "abort", timeout_s=self.config.deadlines.abort_s)
+        except ActorError as error:
+            await self._condemn(i.worker, i.incarnation, f"abort: {error}")
+            return
+        self.post(ev.AbortAcknowledged(i.worker, i.incarnation))
+
+    async def generate(self, i: ev.Generate, trajectory: LiveTrajectory) -> None:
+        """Answers with one TurnGenerated; the tokens are in `trajectory` before that."""
+        sampling, limit = self.config.engine.sampling, self.config.deadlines.generate_s
+        finish, reason, tokens, version = FinishReason.LOST, "its worker is gone", 0, i.version
+        if (ref := self._ref(i.worker, i.incarnation)) is not None:
+            request = {
+                "rid": f"{i.trajectory}@{len(trajectory.token_ids)}",
+                "token_ids": trajectory.token_ids,
+                "max_new_tokens": i.max_new_tokens,
+                "temperature": sampling.temperature,
+                "top_p": sampling.top_p,
+                "top_k": sampling.top_k,
+                "stop": list(sampling.stop),
+                "timeout_s": limit,
+            }
+            try:
+                reply = await self.actors.call(ref, "generate", request, timeout_s=limit, waiter=str(i.trajectory))
+                trajectory.add_response(reply["token_ids"], reply["logprobs"], reply["versions"])
+                tokens = len(reply["token_ids"])
+                finish, reason = FinishReason(reply["finish"]), reply["reason"]
+                if reply["versions"]:
+                    version = min(v for v, _ in reply["versions"])
+            except (ActorError, ValueError) as error:
+                reason = str(error)
+        self.post(ev.TurnGenerated(i.trajectory, i.worker, i.incarnation, tokens, version, finish, reason))
+        if finish is FinishReason.LOST:
+            await self._condemn(i.worker, i.incarnation, reason)
+
+    def left(self, slot: str, incarnation: int, reason: str) -> None:
+        """The slot's process left the cluster."""
+        if self._ref(slot, incarnation):
+            del self.refs[slot]
+        self.post(ev.WorkerLost(slot, incarnation, reason))
+
+    async def stop(self, timeout_s: float) -> None:
+        await asyncio.gather(*(self._stop(ref, timeout_s) for _, ref in self.refs.values()))
+
+    async def _stop(self, ref: ActorRef, timeout_s: float) -> None:
+        try:
+            await self.actors.call(ref, "stop", timeout_s=timeout_s, margin=False)
+        except ActorError:
+            pass  # the process group is killed next
+
+    def _ref(self, worker: str, incarnation: int) -> ActorRef | None:
+        """The actor, if this life of the slot is still the present one (its loss was posted otherwise)."""
+        current = self.refs.get(worker)
+        return current[1] if current and current[0] == incarnation else None
+
+    async def _condemn(self, worker: str, incarnation: int, reason: str) -> None:
+        """This life is over: end what is left of it, then say so."""
+        current = self.refs.get(worker)
+        if current and current[0] == incarnation:
+            del self.refs[worker]
+            await self.actors.kill(worker)
+        self.post(ev.WorkerLost(worker, incarnation, reason))

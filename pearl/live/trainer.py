@@ -1,0 +1,144 @@
+"""The trainer's ranks as actors: carries out TrainBatch and PublishSnapshot. A call goes to all ranks at once."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from actors.trainer import TrainerWorker
+from pearl.cluster.actor_ref import ActorRef
+from pearl.cluster.errors import ActorError
+from pearl.config import RunConfig
+from pearl.core import events as ev
+from pearl.core.events import Event
+from pearl.core.trajectory import Trajectory, trajectory_to_wire
+from pearl.errors import RunFailed
+from pearl.live.actors import Actors
+from pearl.live.run_directory import RunDirectory
+from pearl.weights.snapshot import remove_snapshot
+
+INCARNATION = 1
+"""A run has one life of its trainer."""
+
+
+class TrainerGroup:
+    """All ranks. Every method answers with events, never with an exception."""
+
+    def __init__(
+        self, actors: Actors, config: RunConfig, model_directory: Path, directory: RunDirectory,
+        post: Callable[[Event], None],
+    ) -> None:  # fmt: skip
+        self.actors, self.config, self.directory, self.post = actors, config, directory, post
+        self.model_directory = model_directory
+        self.refs: list[ActorRef] = []
+        self.checksums: dict[int, str] = {}
+        """Checksum over all tensors of each published version."""
+        self.on_step: Callable[[dict[str, float]], None] = lambda metrics: None
+        self._turn = asyncio.Lock()
+        self._oldest = 0
+
+    @property
+    def slots(self) -> list[str]:
+        return [f"trainer-{rank}" for rank in range(self.config.trainer.ranks)]
+
+    async def start(self) -> None:
+        """Bring all ranks up and publish version 0; answers TrainerReady or TrainerFailed."""
+        limit = self.config.deadlines.trainer_start_s
+        try:
+            starts = (self.actors.start(slot, INCARNATION, TrainerWorker) for slot in self.slots)
+            self.refs = list(await asyncio.gather(*starts))
+            address, port = await self.actors.call(self.refs[0], "rendezvous", timeout_s=30.0)
+            config, size = self.config, len(self.refs)
+            await self._all(
+                "start",
+                lambda rank: (
+                    config.trainer.model_dump(mode="json"), str(self.model_directory), config.model.dtype, rank, size,
+                    address, port, config.seed, config.pipeline.steps, config.engine.sampling.temperature, limit,
+                ),
+                limit,
+            )  # fmt: skip
+            await self._export(0)
+            self.post(ev.TrainerReady(0))
+        except (ActorError, RunFailed) as error:
+            self._failed("start", error)
+
+    async def train(self, i: ev.TrainBatch, groups: list[list[Trajectory]]) -> None:
+        wire = msgpack.packb([[trajectory_to_wire(t) for t in group] for group in groups])
+        try:
+            async with self._turn:
+                replies = await self._all("train", lambda rank: (i.step, wire), self.config.deadlines.train_s)
+            self.on_step({**replies[0], "step": i.step})
+            self.post(ev.BatchTrained(i.step))
+        except (ActorError, RunFailed) as error:
+            self._failed(f"step {i.step}", error)
+
+    async def publish(self, i: ev.PublishSnapshot) -> None:
+        """Export, tell, then write a checkpoint if one is due (behind the export: engines come first)."""
+        try:
+            async with self._turn:
+                await self._export(i.version)
+                self.post(ev.SnapshotPublished(i.version))
+                if self._checkpoint_due(i.version):
+                    await self._checkpoint(i.version)
+        except (ActorError, RunFailed) as error:
+            self._failed(f"publishing version {i.version}", error)
+
+    def retire(self, version: int) -> None:
+        for old in range(self._oldest, version + 1):
+            remove_snapshot(self.directory.snapshots, old)
+        self._oldest = max(self._oldest, version + 1)
+
+    def left(self, slot: str, reason: str) -> None:
+        self.post(ev.TrainerFailed(f"{slot} is gone: {reason}"))
+
+    async def idle(self, timeout_s: float) -> None:
+        """Wait until nothing is being trained or written, at most `timeout_s`."""
+        with self.actors.waits.open("driver", "the trainer to finish its last work", timeout_s):
+            await asyncio.wait_for(self._turn.acquire(), timeout_s)
+            self._turn.release()
+
+    async def stop(self, timeout_s: float) -> None:
+        async def one(ref: ActorRef) -> None:
+            try:
+                await self.actors.call(ref, "stop", timeout_s=timeout_s, margin=False)
+            except ActorError:
+                pass  # the process group is killed next
+
+        await asyncio.gather(*(one(ref) for ref in self.refs))
+
+    async def _all(self, method: str, args: Callable[[int], tuple[Any, ...]], timeout_s: float) -> list[Any]:
+        """`method` on every rank; the first failure is raised after all have answered or failed."""
+        calls = [
+            self.actors.call(ref, method, *args(rank), timeout_s=timeout_s, waiter="trainer")
+            for rank, ref in enumerate(self.refs)
+        ]
+        replies = await asyncio.gather(*calls, return_exceptions=True)
+        for reply in replies:
+            if isinstance(reply, BaseException):
+                raise reply
+        return replies
+
+    async def _export(self, version: int) -> None:
+        root = str(self.directory.snapshots)
+        replies = await self._all("export", lambda rank: (root, version), self.config.deadlines.publish_s)
+        self.checksums[version] = replies[0]["checksum"]
+
+    def _checkpoint_due(self, step: int) -> bool:
+        every = self.config.checkpoint.every_steps
+        return every > 0 and (step % every == 0 or step == self.config.pipeline.steps)
+
+    async def _checkpoint(self, step: int) -> None:
+        root = str(self.directory.checkpoints)
+        state = {"step": step, "version": step}
+        await self._all("save", lambda rank: (root, f"step-{step}", state), self.config.deadlines.checkpoint_s)
+        kept = sorted(self.directory.checkpoints.glob("step-*"), key=lambda p: int(p.name.removeprefix("step-")))
+        for old in kept[: -self.config.checkpoint.keep]:
+            shutil.rmtree(old, ignore_errors=True)
+
+    def _failed(self, stage: str, error: Exception) -> None:
+        self.post(ev.TrainerFailed(f"the trainer failed at {stage}: {error}"))

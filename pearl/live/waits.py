@@ -1,0 +1,52 @@
+"""Every wait of the driver, by name: who waits for whom, since when, until when.
+
+A run that stands still can be asked why; a wait that outlives its deadline is a fault that names itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    waiter: str
+    awaited: str
+    since: float
+    timeout_s: float
+
+    def describe(self, now: float) -> str:
+        left = self.since + self.timeout_s - now
+        when = f"{left:.0f} s left" if left >= 0 else f"{-left:.0f} s overdue"
+        return f"{self.waiter} waits for {self.awaited} since {now - self.since:.0f} s ({when})"
+
+
+class WaitTable:
+    def __init__(self) -> None:
+        self._waits: dict[int, Wait] = {}
+        self._numbers = itertools.count()
+
+    @contextlib.contextmanager
+    def open(self, waiter: str, awaited: str, timeout_s: float) -> Iterator[None]:
+        """Register a wait for the length of the block."""
+        number = next(self._numbers)
+        self._waits[number] = Wait(waiter, awaited, time.monotonic(), timeout_s)
+        try:
+            yield
+        finally:
+            del self._waits[number]
+
+    def oldest(self, limit: int = 8) -> list[str]:
+        """The longest waits, worst first, as sentences."""
+        now = time.monotonic()
+        waits = sorted(self._waits.values(), key=lambda wait: wait.since)
+        return [wait.describe(now) for wait in waits[:limit]]
+
+    def any_in_time(self) -> bool:
+        """Whether some wait is still within its deadline, so that something must happen yet."""
+        now = time.monotonic()
+        return any(now <= wait.since + wait.timeout_s for wait in self._waits.values())

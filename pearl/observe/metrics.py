@@ -1,0 +1,107 @@
+"""One record per optimizer step: `metrics.jsonl` and TensorBoard scalars, plus the totals of the run."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from torch.utils.tensorboard import SummaryWriter
+
+from pearl.core import events as ev
+from pearl.core.events import Event, Instruction, Outcome
+from pearl.core.pipeline import Pipeline
+from pearl.core.trajectory import Trajectory
+from pearl.observe.utilisation import Utilisation
+
+
+class Metrics:
+    """Observer. `on_step` gets each finished record."""
+
+    def __init__(
+        self, metrics: Path, tensorboard: Path, pipeline: Pipeline, on_step: Callable[[dict[str, Any]], None]
+    ) -> None:
+        self._file = metrics.open("a")
+        self._writer = SummaryWriter(str(tensorboard), max_queue=1000, flush_secs=5)
+        self.pipeline, self.on_step = pipeline, on_step
+        self.utilisation = Utilisation()
+        self.began = time.monotonic()
+        self.tokens_generated = 0
+        self.tokens_trained = 0
+        self.outcomes = dict.fromkeys(Outcome, 0)
+        self.rewards: list[float] = []
+        self._last = (0.0, 0)
+        """(time, tokens generated) at the last step."""
+
+    def saw(self, now: float, entry: Event | Instruction) -> None:
+        self.utilisation.saw(now, entry)
+        if isinstance(entry, ev.TurnGenerated):
+            self.tokens_generated += entry.tokens
+        elif isinstance(entry, ev.Generate) and not self._last[0]:
+            self._last = (now, 0)
+
+    def ended(self, now: float, end: ev.EndSample, trajectory: Trajectory | None) -> None:
+        self.outcomes[end.outcome] += 1
+
+    def notice(self, text: str) -> None:
+        pass
+
+    def stepped(self, now: float, metrics: dict[str, float], trajectories: list[Trajectory]) -> None:
+        step = int(metrics["step"])
+        seconds, tokens = now - self._last[0], self.tokens_generated - self._last[1]
+        self._last = (now, self.tokens_generated)
+        self.tokens_trained += sum(len(t.token_ids) for t in trajectories)
+        reward = fmean(t.reward for t in trajectories)
+        self.rewards.append(reward)
+        staleness = [step - 1 - min(t.versions) for t in trajectories]
+        record = {
+            **metrics,
+            "step": step,
+            "reward": reward,
+            "reward_max": max(t.reward for t in trajectories),
+            "turns": fmean(t.turns for t in trajectories),
+            "response_tokens": fmean(t.generated_tokens for t in trajectories),
+            "tokens_per_s": tokens / seconds if seconds > 0 else 0.0,
+            "seconds_since_last": seconds,
+            "staleness_mean": fmean(staleness),
+            "staleness_max": max(staleness),
+            "trainer_idle_ratio": self.utilisation.trainer_idle_ratio,
+            "rollout_idle_ratio": self.utilisation.rollout_idle_ratio,
+            "queue": len(self.pipeline.queue) + len(self.pipeline.waiting),
+            "live_trajectories": len(self.pipeline.attempts),
+            "weight_version": self.pipeline.version,
+            "trajectories_failed": self.outcomes[Outcome.FAILED],
+            "trajectories_stale": self.outcomes[Outcome.STALE],
+        }
+        for reason in {t.stop for t in trajectories}:
+            record[f"stop_{reason}"] = fmean(t.stop is reason for t in trajectories)
+        self._file.write(json.dumps(record) + "\n")
+        self._file.flush()
+        for name, value in record.items():
+            if name != "step" and isinstance(value, int | float):
+                self._writer.add_scalar(name, value, step)
+        self.on_step(record)
+
+    def summary(self) -> dict[str, Any]:
+        """Totals so far, with the names of the command's JSON output."""
+        return {
+            "steps": self.pipeline.steps_done,
+            "seconds": round(time.monotonic() - self.began, 2),
+            "trajectories_completed": self.outcomes[Outcome.TRAINED],
+            "trajectories_failed": self.outcomes[Outcome.FAILED],
+            "trajectories_stale": self.outcomes[Outcome.STALE],
+            "trajectories_unfinished": self.pipeline.samples_unfinished,
+            "tokens_generated": self.tokens_generated,
+            "tokens_trained": self.tokens_trained,
+            "reward_by_step": [round(r, 4) for r in self.rewards],
+            "weight_version": max(self.pipeline.version, 0),
+            "trainer_idle_ratio": round(self.utilisation.trainer_idle_ratio, 4),
+            "rollout_idle_ratio": round(self.utilisation.rollout_idle_ratio, 4),
+        }
+
+    def close(self) -> None:
+        self._file.close()
+        self._writer.close()
