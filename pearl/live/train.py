@@ -1,0 +1,101 @@
+"""`pearl train`: one run from a configuration to its summary."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+from rich.console import Console
+
+from envs.sandbox.folder import default_directory, sweep
+from pearl.config import RunConfig
+from pearl.core import events as ev
+from pearl.live.driver import Driver
+from pearl.live.preflight import Preflight
+from pearl.live.run_directory import RunDirectory
+from pearl.observe.console import RunConsole
+from pearl.observe.event_log import EventLog
+from pearl.observe.metrics import Metrics
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells expect it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    exit_code: int
+    summary: dict[str, Any]
+    failure: str | None
+
+
+async def train(config: RunConfig, ready: Preflight, console: Console, *, validate: bool = False) -> Result:
+    """Run to the end. Raises UserError if the run directory cannot be made; all else is in the result."""
+    directory = RunDirectory.create(config)
+    log = EventLog(directory.events, directory.trajectories)
+    driver = Driver(config, ready.model_directory, ready.tasks, ready.bindings, directory, [], validate=validate)
+    screen = RunConsole(console, driver.pipeline)
+    metrics = Metrics(directory.metrics, directory.tensorboard, driver.pipeline, screen.step_line)
+    driver.observers = [log, metrics, screen]
+    console.print(f"run directory {directory.path}", highlight=False, soft_wrap=True)
+    for text in ready.notices:
+        screen.notice(text)
+    _stop_on_signals(driver, screen)
+    end = ev.FinishRun(True, "the driver stopped")
+    try:
+        end = await driver.run()
+    finally:
+        screen.close()
+        done = not end.failed and driver.pipeline.steps_done >= config.pipeline.steps
+        await driver.close(finish_writing=done)
+        await asyncio.to_thread(sweep, _sandboxes(config))
+        directory.close()
+        log.close()
+        metrics.close()
+    summary = _summary(config, driver, metrics, directory)
+    summary["stopped"] = None if done else end.reason
+    directory.summary.write_text(json.dumps(summary, indent=1))
+    code = 0 if done else 1 if end.failed else INTERRUPTED
+    return Result(code, summary, end.reason if end.failed else None)
+
+
+def _sandboxes(config: RunConfig) -> Any:
+    return getattr(config.environment.sandbox, "directory", None) or default_directory()
+
+
+def _summary(config: RunConfig, driver: Driver, metrics: Metrics, directory: RunDirectory) -> dict[str, Any]:
+    totals = metrics.summary()
+    lost = 0 if totals["steps"] < config.pipeline.steps else totals["trajectories_unfinished"]
+    engines = {slot: {"version": v, "checksum": c} for slot, (v, c) in driver.rollout.checksums.items()}
+    return {
+        "engine": f"sglang {version('sglang')}",
+        "model": config.model.path,
+        **totals,
+        "trajectories_lost": lost,
+        "trainer_checksums": {str(v): c for v, c in driver.trainer.checksums.items()},
+        "engine_checksums": engines,
+        "run_dir": str(directory.path),
+    }
+
+
+def _stop_on_signals(driver: Driver, screen: RunConsole) -> None:
+    """The first Ctrl-C or SIGTERM ends the run cleanly, the second one at once."""
+    asked: list[int] = []
+
+    def stop(number: int) -> None:
+        if asked:
+            for slot in list(driver.cluster.workers):
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(driver.cluster.workers[slot].process.pid, signal.SIGKILL)
+            os._exit(INTERRUPTED)
+        asked.append(number)
+        screen.notice("stopping; once more to stop at once")
+        driver.post(ev.StopRequested(f"stopped by {signal.Signals(number).name}"))
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop, number)
