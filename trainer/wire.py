@@ -18,5 +18,5 @@ def unpack_groups(data: bytes) -> list[list[Trajectory]]:
     """Inverse of `pack_groups`; raises ValueError if `data` is anything else."""
     try:
         return [[trajectory_from_wire(wire) for wire in group] for group in msgpack.unpackb(data)]
-    except (KeyError, TypeError, msgpack.UnpackException) as error:
+    except (KeyError, TypeError, ValueError, msgpack.UnpackException) as error:
         raise ValueError(f"these {len(data)} bytes are no batch ({error!r})") from error
