@@ -15,6 +15,7 @@ from pearl.core.trajectory import StopReason
 
 T = TypeVar("T")
 FORMAT_ERROR = "No command found. Answer with one ```sh block."
+MIN_OUTPUT_TOKENS = 8
 GRACE_S = 5.0
 """An environment keeps its deadlines itself; this much later its silence is a fault of the machine."""
 
@@ -76,14 +77,20 @@ class AgentSession:
             text = result.text
         if self.turns >= self._max_turns:
             return Advance((), StopReason.TURN_LIMIT)
-        observation = self._chat.truncate(self._chat.defuse(text), self._observation_tokens)
-        return Advance(tuple(self._chat.between(response_ids, observation)), None)
+        return Advance(tuple(self._chat.between(response_ids, self._observation(text))), None)
 
     async def score(self, timeout_s: float = 60.0) -> Score:
         """The reward in [0, 1] and its parts."""
         score = await _within(timeout_s, "scoring", self._environment.score(timeout_s))
         detail = {**score.detail, "turns": float(self.turns), "format_errors": float(self.format_errors)}
         return Score(score.reward, detail)
+
+    def _observation(self, text: str) -> str:
+        """Within the budget, whatever the output; the reminder is never cut."""
+        reminder = self._chat.defuse(self.task.reminder)
+        room = self._observation_tokens - (self._chat.count("\n" + reminder) if reminder else 0)
+        text = self._chat.truncate(self._chat.defuse(text), max(room, MIN_OUTPUT_TOKENS))
+        return f"{text}\n{reminder}" if reminder else text
 
     async def close(self) -> None:
         await self._environment.close()

@@ -67,6 +67,10 @@ class ChatRenderer:
         """The text of a response without special tokens."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=True)
 
+    def count(self, text: str) -> int:
+        """Tokens of `text`."""
+        return len(self._encode(text))
+
     def truncate(self, text: str, budget: int) -> str:
         """`text` in at most `budget` tokens: its head and its tail."""
         text = text if len(text) <= 64 * budget else text[: 32 * budget] + text[-32 * budget :]

@@ -25,6 +25,8 @@ class Task:
     family: str
     kind: str
     """Tasks of one kind differ in names and numbers only."""
+    reminder: str = ""
+    """Ends every observation. Small models lose sight of a task that was stated a turn ago."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 
+from envs.families.bugfix import BugfixFamily
 from envs.families.files import FilesFamily
+from envs.families.mixture import ShellFamily
 from envs.protocol import TaskFamily
 from envs.sandbox.protocol import SandboxBackend
 from pearl.config.environment import EnvironmentConfig
@@ -13,7 +15,7 @@ from pearl.errors import UserError
 
 Factory = Callable[[EnvironmentConfig, SandboxBackend], TaskFamily]
 
-FAMILIES: dict[str, Factory] = {"files": FilesFamily}
+FAMILIES: dict[str, Factory] = {"files": FilesFamily, "bugfix": BugfixFamily, "shell": ShellFamily}
 
 
 def make_family(config: EnvironmentConfig, backend: SandboxBackend) -> TaskFamily:

@@ -18,6 +18,9 @@ WORDS = (
 )  # fmt: skip
 STEMS = ("notes", "list", "data", "items", "names", "log", "info", "plan", "draft", "report", "todo", "page", "names2")
 FOLDERS = ("photos", "backup", "docs", "music", "archive", "tmp1", "old", "work", "src", "images", "letters", "drafts")
+DEMONSTRATIONS = 2
+HARDER = frozenset({"copy", "rename", "move", "count", "sort"})
+"""A model of 135M parameters has to be shown the very command. These kinds, with two names in them, take one more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,8 @@ class FileTask:
     before: State
     after: State
     solution: str
+    shown: tuple[tuple[str, str], ...]
+    """Instructions and commands of the same kind that the prompt demonstrates; the same ones in all its tasks."""
 
 
 Made = tuple[str, State, State, str]
@@ -37,6 +42,7 @@ def make_tasks(seed: int, count: int) -> list[FileTask]:
     """The first `count` tasks of a seed: kinds in turn, names at random, no instruction twice."""
     draw = random.Random(f"files {seed}")
     kinds = list(KINDS)
+    shown = {kind: _demonstrations(kind) for kind in kinds}
     tasks: list[FileTask] = []
     seen: set[str] = set()
     while len(tasks) < count:
@@ -44,8 +50,14 @@ def make_tasks(seed: int, count: int) -> list[FileTask]:
         instruction, before, after, solution = KINDS[kind](draw)
         if instruction not in seen or len(tasks) >= 500:
             seen.add(instruction)
-            tasks.append(FileTask(f"{kind}-{len(tasks)}", kind, instruction, before, after, solution))
+            tasks.append(FileTask(f"{kind}-{len(tasks)}", kind, instruction, before, after, solution, shown[kind]))
     return tasks
+
+
+def _demonstrations(kind: str) -> tuple[tuple[str, str], ...]:
+    draw = random.Random(f"demonstrations {kind}")
+    made = [KINDS[kind](draw) for _ in range(DEMONSTRATIONS + (kind in HARDER))]
+    return tuple((instruction, solution) for instruction, _, _, solution in made)
 
 
 def _lines(draw: random.Random, count: int) -> list[str]:
@@ -79,7 +91,7 @@ def _directory(draw: random.Random) -> Made:
 def _copy(draw: random.Random) -> Made:
     (source, target), lines = _files(draw, 2), _lines(draw, 2)
     before = {source: _text(lines)}
-    return f"Copy {source} to {target}.", before, {**before, target: _text(lines)}, f"cp {source} {target}"
+    return f"Use cp to copy {source} to {target}.", before, {**before, target: _text(lines)}, f"cp {source} {target}"
 
 
 def _rename(draw: random.Random) -> Made:
@@ -91,7 +103,7 @@ def _rename(draw: random.Random) -> Made:
 def _delete(draw: random.Random) -> Made:
     (path, other), lines = _files(draw, 2), _lines(draw, 2)
     kept = {other: _text(lines)}
-    return f"Delete the file {path}.", {**kept, path: _text(lines)}, kept, f"rm {path}"
+    return f"Remove {path}.", {**kept, path: _text(lines)}, kept, f"rm {path}"
 
 
 def _count(draw: random.Random) -> Made:
@@ -115,12 +127,12 @@ def _move(draw: random.Random) -> Made:
     (path,), lines, folder = _files(draw, 1), _lines(draw, 2), draw.choice(FOLDERS)
     before = {path: _text(lines), folder: None}
     after = {folder: None, f"{folder}/{path}": _text(lines)}
-    return f"Move {path} into the directory {folder}.", before, after, f"mv {path} {folder}/"
+    return f"Move {path} into the directory {folder}.", before, after, f"mv {path} {folder}"
 
 
 def _empty(draw: random.Random) -> Made:
     path = draw.choice(WORDS) + "_" + draw.choice(STEMS) + ".txt"
-    return f"Create an empty file named {path}.", {}, {path: b""}, f"touch {path}"
+    return f"Create the empty file {path}.", {}, {path: b""}, f"touch {path}"
 
 
 KINDS: dict[str, Callable[[random.Random], Made]] = {

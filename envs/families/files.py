@@ -12,10 +12,6 @@ from envs.sandbox.protocol import Entry, SandboxBackend
 from pearl.config.environment import EnvironmentConfig, SandboxConfig
 
 SYSTEM = Message("system", "Do each task with one short shell command in a ```sh block.")
-DEMONSTRATIONS = (
-    ("Write the word hello to greet.txt.", "echo hello > greet.txt"),
-    ("Rename old.log to new.log.", "mv old.log new.log"),
-)
 COMPARED_CHARS = 2000
 
 
@@ -26,7 +22,7 @@ class FilesFamily:
         self._made = make_tasks(config.seed, config.tasks)
         self._backend = backend
         self._limits = config.sandbox
-        self.tasks: Sequence[Task] = [Task(made.name, "files", made.kind) for made in self._made]
+        self.tasks: Sequence[Task] = [Task(made.name, "files", made.kind, made.instruction) for made in self._made]
 
     def open(self, index: int) -> FilesEnvironment:
         return FilesEnvironment(self.tasks[index], self._made[index], self._backend, self._limits)
@@ -38,20 +34,20 @@ class FilesFamily:
 class FilesEnvironment(ShellEnvironment):
     def __init__(self, task: Task, made: FileTask, backend: SandboxBackend, limits: SandboxConfig) -> None:
         files = {path if data is not None else path + "/": data or b"" for path, data in made.before.items()}
-        super().__init__(task, files, prompt(made.instruction), backend, limits)
+        super().__init__(task, files, prompt(made), backend, limits)
         self._made = made
 
     async def grade(self, workspace: Mapping[str, Entry], timeout_s: float) -> Score:
         return grade(self._made, workspace)
 
 
-def prompt(instruction: str) -> tuple[Message, ...]:
+def prompt(made: FileTask) -> tuple[Message, ...]:
     shown = [
         message
-        for request, command in DEMONSTRATIONS
+        for request, command in made.shown
         for message in (Message("user", request), Message("assistant", f"```sh\n{command}\n```"))
     ]
-    return (SYSTEM, *shown, Message("user", instruction))
+    return (SYSTEM, *shown, Message("user", made.instruction))
 
 
 def grade(made: FileTask, workspace: Mapping[str, Entry]) -> Score:
