@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgpack
 from distributed import Client
 from distributed.protocol import to_serialize
 
+from pearl.cluster.endpoint import handler_of, pack
 from pearl.cluster.errors import ActorCallFailed, ActorLost, ActorTimeout
 
 PICKLED_TRACEBACK_CHARS = 600
@@ -44,15 +46,15 @@ class LostWorkers:
 class ActorRef:
     """One actor of one incarnation."""
 
-    def __init__(self, client: Client, lost: LostWorkers, name: str, key: str, address: str) -> None:
-        self.client, self.lost = client, lost
+    def __init__(self, client: Client, lost: LostWorkers, cls: type, name: str, key: str, address: str) -> None:
+        self.client, self.lost, self.cls = client, lost, cls
         self.name, self.key, self.address = name, key, address
 
     def __repr__(self) -> str:
         return self.name
 
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
-        """Result of `actor.method(*args)`.
+        """Result of `actor.method(*args)`; arguments and result are plain data (tuples arrive as lists).
 
         Raises ActorLost, ActorTimeout or ActorCallFailed; cancelling the caller cancels the call.
         """
@@ -60,7 +62,10 @@ class ActorRef:
             raise ActorLost(f"{self.name}.{method}: its worker is gone ({reason})")
         request = asyncio.ensure_future(
             self.client.rpc(self.address).actor_execute(
-                actor=self.key, function=method, args=[to_serialize(a) for a in args], kwargs={}
+                actor=self.key,
+                function=handler_of(self.cls, method),
+                args=[to_serialize(pack([method, args]))],
+                kwargs={},
             )
         )
         self.lost.watch(self.address, request)
@@ -77,7 +82,7 @@ class ActorRef:
         except Exception as error:  # the worker's handler itself failed, e.g. on a result that cannot be pickled
             raise ActorCallFailed(f"{self.name}.{method}: {_short(error)}", type(error).__name__) from None
         if reply["status"] == "OK":
-            return reply["result"]
+            return msgpack.unpackb(reply["result"], strict_map_key=False)
         raised = getattr(reply["exception"], "data", reply["exception"])
         raise ActorCallFailed(f"{self.name}.{method}: {_short(raised)}", type(raised).__name__)
 

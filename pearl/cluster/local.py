@@ -19,6 +19,7 @@ from typing import Any
 from distributed import Client, Future, Scheduler
 
 from pearl.cluster.actor_ref import ActorRef, LostWorkers
+from pearl.cluster.endpoint import Endpoint
 from pearl.cluster.errors import ActorLost, ActorTimeout
 from pearl.cluster.identity import version_differences
 from pearl.cluster.plugin import TOPIC, ElasticityPlugin
@@ -129,7 +130,7 @@ class LocalCluster:
         """An instance of `cls()` on that very worker."""
         key = f"{worker.slot}#{worker.incarnation}-{cls.__name__}"
         future = self.client.submit(
-            cls, actor=True, workers=[worker.address], allow_other_workers=False, key=key, pure=False
+            Endpoint, cls, actor=True, workers=[worker.address], allow_other_workers=False, key=key, pure=False
         )
         worker.actors[key] = future  # a released future destroys the actor
         try:
@@ -137,7 +138,7 @@ class LocalCluster:
         except TimeoutError:
             raise ActorTimeout(f"{key} was not created within {timeout_s:g} s") from None
         assert worker.address is not None
-        return ActorRef(self.client, self.lost, f"{worker.slot}#{worker.incarnation}", key, worker.address)
+        return ActorRef(self.client, self.lost, cls, f"{worker.slot}#{worker.incarnation}", key, worker.address)
 
     async def kill(self, slot: str) -> None:
         """End the slot's process and all its children, now; nothing if there is none."""

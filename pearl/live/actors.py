@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
+from actors.environment import EnvironmentWorker
+from actors.rollout import RolloutWorker
+from actors.trainer import TrainerWorker
 from pearl.cluster.actor_ref import ActorRef
 from pearl.cluster.binding import Binding
 from pearl.cluster.local import LocalCluster
@@ -15,13 +19,27 @@ CREATE_S = 60.0
 """An actor's constructor only imports and stores."""
 
 
+@dataclass(frozen=True, slots=True)
+class ActorClasses:
+    """What runs in the slots; benchmarks put actors that do nothing here."""
+
+    rollout: type = RolloutWorker
+    environment: type = EnvironmentWorker
+    trainer: type = TrainerWorker
+
+
 class Actors:
     """Worker processes and the one actor that each holds."""
 
     def __init__(
-        self, cluster: LocalCluster, bindings: dict[str, Binding], waits: WaitTable, worker_start_s: float
+        self,
+        cluster: LocalCluster,
+        bindings: dict[str, Binding],
+        waits: WaitTable,
+        worker_start_s: float,
+        classes: ActorClasses,
     ) -> None:
-        self.cluster, self.bindings, self.waits = cluster, bindings, waits
+        self.cluster, self.bindings, self.waits, self.classes = cluster, bindings, waits, classes
         self.worker_start_s = worker_start_s
 
     async def start(self, slot: str, incarnation: int, cls: type, extra: dict[str, str] | None = None) -> ActorRef:

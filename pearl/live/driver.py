@@ -20,7 +20,7 @@ from pearl.core.events import Event, Instruction
 from pearl.core.pipeline import Pipeline, PipelineSettings
 from pearl.core.tasks import TaskCursor
 from pearl.core.trajectory import Trajectory, TrajectoryId
-from pearl.live.actors import Actors
+from pearl.live.actors import ActorClasses, Actors
 from pearl.live.environments import EnvironmentWorkers
 from pearl.live.rollout import RolloutWorkers
 from pearl.live.run_directory import RunDirectory
@@ -77,6 +77,7 @@ class Driver:
         directory: RunDirectory,
         observers: list[Observer],
         *,
+        classes: ActorClasses | None = None,
         validate: bool = False,
     ) -> None:
         self.config, self.directory, self.observers, self.validate = config, directory, observers, validate
@@ -88,7 +89,7 @@ class Driver:
         self.closing = False
         self._tasks: set[asyncio.Task[None]] = set()
         self.cluster = LocalCluster(directory.workers, self._left)
-        actors = Actors(self.cluster, bindings, self.waits, config.deadlines.worker_start_s)
+        actors = Actors(self.cluster, bindings, self.waits, config.deadlines.worker_start_s, classes or ActorClasses())
         parts = (actors, config, model_directory, directory, self.post)
         self.rollout = RolloutWorkers(*parts)
         self.environments = EnvironmentWorkers(*parts)

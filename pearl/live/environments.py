@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from actors.environment import EnvironmentWorker
 from pearl.cluster.actor_ref import ActorRef
 from pearl.cluster.errors import ActorCallFailed, ActorError
 from pearl.config import RunConfig
@@ -42,7 +41,7 @@ class EnvironmentWorkers:
         environment = self.config.environment
         self.refs.pop(i.worker, None)
         try:
-            ref = await self.actors.start(i.worker, i.incarnation, EnvironmentWorker)
+            ref = await self.actors.start(i.worker, i.incarnation, self.actors.classes.environment)
             self.refs[i.worker] = (i.incarnation, ref)
             await self.actors.call(
                 ref,

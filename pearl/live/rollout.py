@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from actors.rollout import RolloutWorker
 from pearl.cluster.actor_ref import ActorRef
 from pearl.cluster.errors import ActorError
 from pearl.config import RunConfig
@@ -41,7 +40,7 @@ class RolloutWorkers:
         config, deadlines = self.config, self.config.deadlines
         self.refs.pop(i.worker, None)
         try:
-            ref = await self.actors.start(i.worker, i.incarnation, RolloutWorker)
+            ref = await self.actors.start(i.worker, i.incarnation, self.actors.classes.rollout)
             self.refs[i.worker] = (i.incarnation, ref)
             self.info[i.worker] = await self.actors.call(
                 ref,

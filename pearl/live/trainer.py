@@ -10,7 +10,6 @@ from typing import Any
 
 import msgpack
 
-from actors.trainer import TrainerWorker
 from pearl.cluster.actor_ref import ActorRef
 from pearl.cluster.errors import ActorError
 from pearl.config import RunConfig
@@ -50,7 +49,7 @@ class TrainerGroup:
         """Bring all ranks up and publish version 0; answers TrainerReady or TrainerFailed."""
         limit = self.config.deadlines.trainer_start_s
         try:
-            starts = (self.actors.start(slot, INCARNATION, TrainerWorker) for slot in self.slots)
+            starts = (self.actors.start(slot, INCARNATION, self.actors.classes.trainer) for slot in self.slots)
             self.refs = list(await asyncio.gather(*starts))
             address, port = await self.actors.call(self.refs[0], "rendezvous", timeout_s=30.0)
             config, size = self.config, len(self.refs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
@@ -16,6 +17,9 @@ from pearl.core.events import Event, Instruction, Outcome
 from pearl.core.pipeline import Pipeline
 from pearl.core.trajectory import Trajectory
 from pearl.observe.utilisation import Utilisation
+
+RATE_WINDOW_S = 30.0
+"""Steps can follow each other at once; tokens/s is taken since the last step that is at least this old."""
 
 
 class Metrics:
@@ -33,15 +37,15 @@ class Metrics:
         self.tokens_trained = 0
         self.outcomes = dict.fromkeys(Outcome, 0)
         self.rewards: list[float] = []
-        self._last = (0.0, 0)
-        """(time, tokens generated) at the last step."""
+        self._marks: deque[tuple[float, int]] = deque()
+        """(time, tokens generated) at the first dispatch and at each step."""
 
     def saw(self, now: float, entry: Event | Instruction) -> None:
         self.utilisation.saw(now, entry)
         if isinstance(entry, ev.TurnGenerated):
             self.tokens_generated += entry.tokens
-        elif isinstance(entry, ev.Generate) and not self._last[0]:
-            self._last = (now, 0)
+        elif isinstance(entry, ev.Generate) and not self._marks:
+            self._marks.append((now, 0))
 
     def ended(self, now: float, end: ev.EndSample, trajectory: Trajectory | None) -> None:
         self.outcomes[end.outcome] += 1
@@ -51,8 +55,12 @@ class Metrics:
 
     def stepped(self, now: float, metrics: dict[str, float], trajectories: list[Trajectory]) -> None:
         step = int(metrics["step"])
-        seconds, tokens = now - self._last[0], self.tokens_generated - self._last[1]
-        self._last = (now, self.tokens_generated)
+        seconds = now - self._marks[-1][0]
+        while len(self._marks) > 1 and self._marks[1][0] <= now - RATE_WINDOW_S:
+            self._marks.popleft()
+        since, before = self._marks[0]
+        rate = (self.tokens_generated - before) / (now - since)
+        self._marks.append((now, self.tokens_generated))
         self.tokens_trained += sum(len(t.token_ids) for t in trajectories)
         reward = fmean(t.reward for t in trajectories)
         self.rewards.append(reward)
@@ -64,7 +72,7 @@ class Metrics:
             "reward_max": max(t.reward for t in trajectories),
             "turns": fmean(t.turns for t in trajectories),
             "response_tokens": fmean(t.generated_tokens for t in trajectories),
-            "tokens_per_s": tokens / seconds if seconds > 0 else 0.0,
+            "tokens_per_s": rate,
             "seconds_since_last": seconds,
             "staleness_mean": fmean(staleness),
             "staleness_max": max(staleness),
