@@ -9,14 +9,14 @@ import os
 import signal
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Protocol
 
 from rich.console import Console
 
 from envs.sandbox.folder import default_directory, sweep
 from pearl.config import RunConfig
 from pearl.core import events as ev
-from pearl.live.driver import Driver
+from pearl.live.driver import Driver, Observer
 from pearl.live.preflight import Preflight
 from pearl.live.run_directory import RunDirectory
 from pearl.observe.console import RunConsole
@@ -27,6 +27,10 @@ INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells expect it."""
 
 
+class Watcher(Observer, Protocol):
+    driver: Driver | None
+
+
 @dataclass(frozen=True, slots=True)
 class Result:
     exit_code: int
@@ -34,14 +38,22 @@ class Result:
     failure: str | None
 
 
-async def train(config: RunConfig, ready: Preflight, console: Console, *, validate: bool = False) -> Result:
-    """Run to the end. Raises UserError if the run directory cannot be made; all else is in the result."""
+async def train(
+    config: RunConfig, ready: Preflight, console: Console, *, validate: bool = False, watch: Watcher | None = None
+) -> Result:
+    """Run to the end. Raises UserError if the run directory cannot be made; all else is in the result.
+
+    `watch`: one more observer, which is given the driver.
+    """
     directory = RunDirectory.create(config)
     log = EventLog(directory.events, directory.trajectories)
     driver = Driver(config, ready.model_directory, ready.tasks, ready.bindings, directory, [], validate=validate)
     screen = RunConsole(console, driver.pipeline)
     metrics = Metrics(directory.metrics, directory.tensorboard, driver.pipeline, screen.step_line)
     driver.observers = [log, metrics, screen]
+    if watch is not None:
+        watch.driver = driver
+        driver.observers.append(watch)
     console.print(f"run directory {directory.path}", highlight=False, soft_wrap=True)
     for text in ready.notices:
         screen.notice(text)
