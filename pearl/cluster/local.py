@@ -28,6 +28,8 @@ from pearl.errors import RunFailed
 
 HOST = "127.0.0.1"
 LOG_TAIL_LINES = 8
+REAP_S = 0.5
+"""A connection breaks some milliseconds before the process that held it can be reaped."""
 
 
 @dataclass
@@ -140,13 +142,26 @@ class LocalCluster:
         assert worker.address is not None
         return ActorRef(self.client, self.lost, cls, f"{worker.slot}#{worker.incarnation}", key, worker.address)
 
-    async def kill(self, slot: str) -> None:
-        """End the slot's process and all its children, now; nothing if there is none."""
-        if worker := self.workers.pop(slot, None):
+    async def cause_of_death(self, slot: str, incarnation: int) -> str | None:
+        """How the slot's process ended, if it did by itself; None if it lives (asked after a broken connection)."""
+        worker = self.workers.get(slot)
+        if worker is None or worker.incarnation != incarnation:
+            return None
+        try:
+            await asyncio.wait_for(asyncio.shield(asyncio.ensure_future(worker.process.wait())), REAP_S)
+        except TimeoutError:
+            return None
+        return self._why(worker, "gone")
+
+    async def kill(self, slot: str, incarnation: int | None = None) -> None:
+        """End the slot's process and all its children, now; nothing if there is none (or only a later life)."""
+        worker = self.workers.get(slot)
+        if worker is not None and incarnation in (None, worker.incarnation):
             await self._kill(worker)
 
     async def _kill(self, worker: WorkerProcess) -> None:
-        self.workers.pop(worker.slot, None)
+        if self.workers.get(worker.slot) is worker:
+            del self.workers[worker.slot]
         with contextlib.suppress(ProcessLookupError):
             os.killpg(worker.process.pid, signal.SIGKILL)
         await worker.process.wait()

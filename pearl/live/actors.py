@@ -59,5 +59,5 @@ class Actors:
         with self.waits.open(waiter, f"{ref.name}.{method}", limit):
             return await ref.call(method, *args, timeout_s=limit)
 
-    async def kill(self, slot: str) -> None:
-        await self.cluster.kill(slot)
+    async def kill(self, slot: str, incarnation: int) -> None:
+        await self.cluster.kill(slot, incarnation)

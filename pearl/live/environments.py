@@ -55,7 +55,7 @@ class EnvironmentWorkers:
             self.post(ev.EnvironmentWorkerReady(i.worker, i.incarnation, environment.sandboxes_per_worker))
         except (ActorError, RunFailed, UserError) as error:
             self.refs.pop(i.worker, None)
-            await self.actors.kill(i.worker)
+            await self.actors.kill(i.worker, i.incarnation)
             self.post(ev.EnvironmentWorkerLost(i.worker, i.incarnation, str(error)))
 
     async def open(self, i: ev.OpenEnvironment, trajectory: LiveTrajectory) -> None:

@@ -31,6 +31,8 @@ class RolloutWorkers:
         self.actors, self.config, self.directory, self.post = actors, config, directory, post
         self.model_directory = model_directory
         self.refs: dict[str, tuple[int, ActorRef]] = {}
+        self.gone: set[tuple[str, int]] = set()
+        """Lives whose loss was posted: the first cause is the cause."""
         self.info: dict[str, dict[str, Any]] = {}
         """What each engine said of itself when it started."""
         self.checksums: dict[str, tuple[int, str]] = {}
@@ -112,7 +114,7 @@ class RolloutWorkers:
         """The slot's process left the cluster."""
         if self._ref(slot, incarnation):
             del self.refs[slot]
-        self.post(ev.WorkerLost(slot, incarnation, reason))
+        self._lost(slot, incarnation, reason)
 
     async def stop(self, timeout_s: float) -> None:
         await asyncio.gather(*(self._stop(ref, timeout_s) for _, ref in self.refs.values()))
@@ -129,9 +131,18 @@ class RolloutWorkers:
         return current[1] if current and current[0] == incarnation else None
 
     async def _condemn(self, worker: str, incarnation: int, reason: str) -> None:
-        """This life is over: end what is left of it, then say so."""
+        """This life is over: end what is left of it, then say so, once, with the cause that came first."""
+        if (worker, incarnation) in self.gone:
+            return
         current = self.refs.get(worker)
         if current and current[0] == incarnation:
             del self.refs[worker]
-            await self.actors.kill(worker)
-        self.post(ev.WorkerLost(worker, incarnation, reason))
+        cause = await self.actors.cluster.cause_of_death(worker, incarnation)
+        if cause is None:
+            await self.actors.kill(worker, incarnation)
+        self._lost(worker, incarnation, cause or reason)
+
+    def _lost(self, worker: str, incarnation: int, reason: str) -> None:
+        if (worker, incarnation) not in self.gone:
+            self.gone.add((worker, incarnation))
+            self.post(ev.WorkerLost(worker, incarnation, reason))

@@ -143,10 +143,10 @@ def read_tensors(directory: Path, *, verify: bool = True) -> Iterator[tuple[str,
     end = max((entry.offset + entry.nbytes for entry in manifest.tensors), default=0)
     if not path.exists() or path.stat().st_size < end:
         raise SnapshotError(f"{path} is missing or shorter than the {end} bytes that its manifest lists")
-    if not end:
-        return
-    with path.open("rb") as file:
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    mapped: mmap.mmap | bytes = b""  # an empty file cannot be mapped
+    if end:
+        with path.open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     for entry in manifest.tensors:
         view = memoryview(mapped)[entry.offset : entry.offset + entry.nbytes]
         if verify and xxhash.xxh3_128_hexdigest(view) != entry.checksum:
