@@ -22,7 +22,9 @@ class EngineHttp:
         self.url = url
         self.died = died
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),  # the engine queues; a limit here would hide requests from aborts
+            # No limit: the engine queues, and what waits here could not be aborted there. No reuse: the server closes
+            # idle connections after seconds, and a POST that meets this moment would fail.
+            connector=aiohttp.TCPConnector(limit=0, force_close=True),
             timeout=aiohttp.ClientTimeout(total=None),
             read_bufsize=2**20,
         )

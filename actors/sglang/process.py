@@ -2,7 +2,8 @@
 
 The launcher leads a session of its own, so that one signal reaches every process of the engine. It holds the read end
 of a pipe whose write end only this object has: however the owner ends, the kernel closes the pipe and the group is
-killed (see `pearl.lifeline`). A daemon thread waits for the launcher, kills what is left of the group, then reaps it.
+killed (see `pearl.lifeline`). A daemon thread waits for the launcher, kills what is left of the group, then reaps it;
+another one kills the group as soon as a scheduler or the detokenizer ends (SGLang itself takes seconds for that).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import shutil
 import signal
 import socket
@@ -32,6 +34,8 @@ POLL_S = 0.1
 LOG_LINES = 8
 """Last lines of the log that an error message shows."""
 LOG_TAIL_BYTES = 16384
+PART_TITLE = "sglang::"
+"""How SGLang's schedulers and detokenizer call themselves."""
 
 
 def free_port() -> int:
@@ -69,6 +73,8 @@ class EngineProcess:
         self._lifeline = lifeline
         self._scratch = scratch
         self._stopping = False
+        self._cause = ""
+        self._leftovers: set[Path] = set()
         loop = asyncio.get_running_loop()
         threading.Thread(target=self._watch, args=(loop,), name=f"pearl-engine-{self.pid}", daemon=True).start()
 
@@ -88,6 +94,7 @@ class EngineProcess:
             await process.stop(grace_s=0.0)
             raise
         process.start_s = time.monotonic() - began
+        process._watch_parts()
         return process
 
     @property
@@ -120,7 +127,7 @@ class EngineProcess:
             return "\n".join(kept[-lines:])
         return ""
 
-    async def stop(self, grace_s: float = 10.0, timeout_s: float = 30.0) -> None:
+    async def stop(self, grace_s: float = 5.0, timeout_s: float = 30.0) -> None:
         """End the group: SIGTERM, after `grace_s` SIGKILL. Returns when no process of it is left and it is reaped.
 
         Raises EngineTimeout if something survives `timeout_s` after the kill. Stopping twice is harmless.
@@ -159,7 +166,10 @@ class EngineProcess:
         status = self._popen.wait()
         os.close(self._lifeline)
         shutil.rmtree(self._scratch, ignore_errors=True)
+        for path in self._leftovers:
+            path.unlink(missing_ok=True)
         how = f"ended with status {status}" if status >= 0 else f"was ended by {signal.Signals(-status).name}"
+        how = self._cause or how
         message = "the engine was stopped" if self._stopping else f"the engine {how}; its log ends\n{self.log_tail()}"
 
         def tell() -> None:
@@ -169,9 +179,48 @@ class EngineProcess:
         with contextlib.suppress(RuntimeError):  # the owner's loop is closed already
             loop.call_soon_threadsafe(tell)
 
+    def _watch_parts(self) -> None:
+        parts = select.poll()
+        names: dict[int, str] = {}
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error, OSError):
+                self._leftovers |= _shared_files(process.pid)
+                title = " ".join(process.cmdline()).strip()
+                if title.startswith(PART_TITLE):
+                    fd = os.pidfd_open(process.pid)
+                    parts.register(fd, select.POLLIN)
+                    names[fd] = f"{title} (pid {process.pid})"
+
+        def watch() -> None:
+            ended = parts.poll()
+            if not self._stopping and self._running():
+                self._cause = f"lost its part {names[ended[0][0]]}"
+            self._signal(signal.SIGKILL)
+            for fd in names:
+                os.close(fd)
+
+        if names:
+            threading.Thread(target=watch, name=f"pearl-engine-parts-{self.pid}", daemon=True).start()
+
+    def _running(self) -> bool:
+        """Whether the launcher runs, asked without reaping it."""
+        with contextlib.suppress(ChildProcessError):
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None
+        return False
+
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
+
+
+def _shared_files(pid: int) -> set[Path]:
+    """Files in shared memory that a process of SGLang made and, if killed, leaves behind."""
+    found = set()
+    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+        path = Path(line.split(maxsplit=5)[-1])
+        if path.parent == Path("/dev/shm") and path.name.startswith("sglang_loads_"):
+            found.add(path)
+    return found
 
 
 def _spawn(
