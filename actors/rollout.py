@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -83,6 +84,7 @@ class RolloutWorker:
         self._client = EngineClient(
             EngineHttp(process.url, process.died),
             config_hash=config_hash(directory),
+            vocabulary=json.loads((directory / "config.json").read_text())["vocab_size"],
             report=log.with_suffix(".load"),
             ranks=settings.tensor_parallel,
         )
@@ -174,6 +176,7 @@ class RolloutWorker:
         return {
             "version": client.version,
             "pending": client.pending,
+            "pending_tokens": sum(client.progress().values()),
             "running": load["num_running_reqs"],
             "queued": load["num_waiting_reqs"],
             "used_tokens": load["num_used_tokens"],

@@ -27,13 +27,14 @@ ABORT_REPEAT_S = 0.25
 
 
 class EngineClient:
-    def __init__(self, http: EngineHttp, *, config_hash: str, report: Path, ranks: int = 1) -> None:
-        """`config_hash` is the engine's (`pearl.weights.snapshot.config_hash`); `report` a path for load reports that
-        client and engine both see; `ranks` the engine's tensor-parallel size."""
+    def __init__(self, http: EngineHttp, *, config_hash: str, vocabulary: int, report: Path, ranks: int = 1) -> None:
+        """`config_hash` (see `pearl.weights.snapshot`) and `vocabulary` (size) are the engine's model's; `report` a path
+        for load reports that client and engine both see; `ranks` the engine's tensor-parallel size."""
         self.version: int | None = None
         """Version that the engine serves; None before the first load and after a failed one."""
         self._http = http
         self._config_hash = config_hash
+        self._vocabulary = vocabulary
         self._report = report
         self._ranks = ranks
         self._newest = -1
@@ -49,12 +50,20 @@ class EngineClient:
         """Generate calls that have not returned."""
         return len(self._flights)
 
+    def progress(self) -> dict[str, int]:
+        """Tokens that have arrived so far, by pending request."""
+        return {rid: len(flight.result.token_ids) for rid, flight in self._flights.items()}
+
     async def generate(self, request: GenerateRequest) -> Generation:
         """Generate until a stop, `max_new_tokens`, an abort, the deadline, or the death of the server. Never raises for
         any of these: `finish` and `reason` tell, and all tokens that arrived are there."""
+        refused = Generation()
         if request.rid in self._flights:
-            refused = Generation()
             refused.end(FinishReason.FAILED, f"a request {request.rid!r} is pending already")
+            return refused
+        # The server looks a token up without a check: one outside the vocabulary ends it.
+        if not 0 <= min(request.token_ids) <= max(request.token_ids) < self._vocabulary:
+            refused.end(FinishReason.FAILED, f"a token id is outside the vocabulary of {self._vocabulary}")
             return refused
         flight = self._flights[request.rid] = Flight(request, self._http)
         try:

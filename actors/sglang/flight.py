@@ -26,6 +26,8 @@ class Flight:
         self.aborted = asyncio.Event()
         """Set before the engine is told, so that a request which has not reached it yet never starts."""
         self.done = asyncio.Event()
+        self.result = Generation()
+        """Grows while the request runs."""
         self._request = request
         self._http = http
 
@@ -34,7 +36,7 @@ class Flight:
 
         `refusal` is asked once the gate is open: why the engine must not serve, empty if it may.
         """
-        result = Generation()
+        result = self.result
         work = asyncio.create_task(self._read(result, gate, refusal))
         died = self._http.died
         try:

@@ -10,6 +10,7 @@ temperature recomputes them exactly (up to rounding) as long as top_p = 1 and to
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -45,12 +46,13 @@ class GenerateRequest:
         request = cls(**{**wire, "stop": tuple(wire.get("stop") or ())})
         problems = (
             (not request.token_ids, f"token_ids is empty (rid {request.rid!r})"),
-            (any(not isinstance(t, int) or t < 0 for t in request.token_ids), "token_ids has no token ids"),
+            (not all(isinstance(token, int) for token in request.token_ids), "token_ids holds what is no integer"),
+            (not all(isinstance(text, str) and text for text in request.stop), f"stop = {request.stop} has no strings"),
             (request.max_new_tokens < 1, f"max_new_tokens = {request.max_new_tokens} is below 1"),
-            (request.temperature < 0, f"temperature = {request.temperature} is negative"),
+            (not 0 <= request.temperature < math.inf, f"temperature = {request.temperature} is not a number from 0 up"),
             (not 0 < request.top_p <= 1, f"top_p = {request.top_p} is not in (0, 1]"),
             (request.top_k < 1 and request.top_k != -1, f"top_k = {request.top_k} is neither -1 nor above 0"),
-            (request.timeout_s <= 0, f"timeout_s = {request.timeout_s} is not above 0"),
+            (not request.timeout_s > 0, f"timeout_s = {request.timeout_s} is not above 0"),
         )
         for wrong, what in problems:
             if wrong:
