@@ -28,8 +28,8 @@ ABORT_REPEAT_S = 0.25
 
 class EngineClient:
     def __init__(self, http: EngineHttp, *, config_hash: str, vocabulary: int, report: Path, ranks: int = 1) -> None:
-        """`config_hash` (see `pearl.weights.snapshot`) and `vocabulary` (size) are the engine's model's; `report` a path
-        for load reports that client and engine both see; `ranks` the engine's tensor-parallel size."""
+        """`config_hash` (see `pearl.weights.snapshot`) and `vocabulary` (its size) are of the engine's model; `report`
+        is a path for load reports that client and engine both see; `ranks` the engine's tensor-parallel size."""
         self.version: int | None = None
         """Version that the engine serves; None before the first load and after a failed one."""
         self._http = http

@@ -1,7 +1,7 @@
 """The main module of an engine: `python -m actors.sglang.launch --lifeline-fd N <flags of sglang.launch_server>`.
 
-SGLang starts its scheduler and detokenizer with multiprocessing's spawn, and every spawned child imports the main
-module again before anything else. So what this module does at its top, the CPU stand-ins, holds in all of them.
+Whatever multiprocessing spawns imports the main module again before anything else, so what this module does at its top,
+the CPU stand-ins, holds in every process of an engine.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ def main(arguments: list[str]) -> None:
     from sglang.srt.utils import kill_process_tree
 
     load_plugins()
+    if cpu.wanted():
+        cpu.fork_children()
     try:
         run_server(prepare_server_args(flags))
     finally:
