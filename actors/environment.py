@@ -23,6 +23,14 @@ from pearl.config.environment import EnvironmentConfig
 Key = tuple[int, ...]
 
 
+class _Session(AgentSession):
+    """With the lock that makes calls for one trajectory wait for each other."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.turn = asyncio.Lock()
+
+
 class EnvironmentWorker:
     """Many trajectories at once, each in its own sandbox. Calls for one trajectory wait for each other."""
 
@@ -31,8 +39,7 @@ class EnvironmentWorker:
         self._backend: BubblewrapBackend | None = None
         self._family: TaskFamily | None = None
         self._chat: ChatRenderer | None = None
-        self._sessions: dict[Key, AgentSession] = {}
-        self._locks: dict[Key, asyncio.Lock] = {}
+        self._sessions: dict[Key, _Session] = {}
 
     async def start(self, environment: dict[str, Any], model_directory: str, run_dir: str, name: str) -> dict[str, Any]:
         """Load the tokenizer, sweep what dead workers left, run one sandbox. Raises UserError with the remedy.
@@ -61,38 +68,41 @@ class EnvironmentWorker:
         """Set up the environment of a trajectory; one that is open under the same name is closed first."""
         _, family, chat = self._started()
         key = tuple(trajectory)
-        async with self._lock(key):
-            await self._close(key)
-            if len(self._sessions) >= self._config.sandboxes_per_worker:
-                raise InfrastructureError(
-                    f"all {self._config.sandboxes_per_worker} sandboxes (environment.sandboxes_per_worker) are taken"
-                )
-            session = AgentSession(
-                family.open(task_index),
-                chat,
-                max_turns=self._config.max_turns,
-                observation_tokens=self._config.observation_tokens,
+        await self._close(key)
+        if len(self._sessions) >= self._config.sandboxes_per_worker:
+            raise InfrastructureError(
+                f"all {self._config.sandboxes_per_worker} sandboxes (environment.sandboxes_per_worker) are taken"
             )
-            self._sessions[key] = session
-            try:
+        session = _Session(
+            family.open(task_index),
+            chat,
+            max_turns=self._config.max_turns,
+            observation_tokens=self._config.observation_tokens,
+        )
+        self._sessions[key] = session
+        try:
+            async with session.turn:
                 prompt = await session.start(timeout_s)
-            except BaseException:
-                await self._close(key)
-                raise
-            return {"prompt_ids": prompt, "task": session.task.name}
+            self._session(key, session)
+        except BaseException:
+            if self._sessions.get(key) is session:
+                del self._sessions[key]
+            await session.close()
+            raise
+        return {"prompt_ids": prompt, "task": session.task.name}
 
     async def advance(self, trajectory: Sequence[int], response_ids: Sequence[int], timeout_s: float) -> dict[str, Any]:
         """Carry out one response. `stop` is None or a `StopReason`; then there is no observation."""
-        key = tuple(trajectory)
-        async with self._lock(key):
-            advance = await self._session(key).advance(response_ids, timeout_s)
+        session = self._session(tuple(trajectory))
+        async with session.turn:
+            advance = await session.advance(response_ids, timeout_s)
         return {"observation_ids": list(advance.observation_ids), "stop": advance.stop and str(advance.stop)}
 
     async def score(self, trajectory: Sequence[int], timeout_s: float) -> dict[str, Any]:
         """Reward in [0, 1] of what the trajectory achieved so far."""
-        key = tuple(trajectory)
-        async with self._lock(key):
-            score = await self._session(key).score(timeout_s)
+        session = self._session(tuple(trajectory))
+        async with session.turn:
+            score = await session.score(timeout_s)
         return {"reward": score.reward, "detail": dict(score.detail)}
 
     async def close(self, trajectory: Sequence[int]) -> None:
@@ -110,15 +120,12 @@ class EnvironmentWorker:
         session = self._sessions.pop(key, None)
         if session is not None:
             await session.close()
-            self._locks.pop(key, None)
 
-    def _lock(self, key: Key) -> asyncio.Lock:
-        return self._locks.setdefault(key, asyncio.Lock())
-
-    def _session(self, key: Key) -> AgentSession:
-        if key not in self._sessions:
+    def _session(self, key: Key, expected: _Session | None = None) -> _Session:
+        session = self._sessions.get(key)
+        if session is None or (expected is not None and session is not expected):
             raise InfrastructureError(f"trajectory {key} is not open here")
-        return self._sessions[key]
+        return session
 
     def _started(self) -> tuple[BubblewrapBackend, TaskFamily, ChatRenderer]:
         if self._backend is None or self._family is None or self._chat is None:

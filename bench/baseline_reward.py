@@ -130,8 +130,6 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(1)
     directory = resolve_model(options.model)
     chat = ChatRenderer.load(directory)
-    if chat.end_token is None:
-        raise SystemExit("the model's template has no end token")
     generator = Generator(directory, chat.end_token, options.new_tokens)
     config = EnvironmentConfig(
         family=options.family, tasks=options.tasks, seed=options.seed, max_turns=options.turns, observation_tokens=64
@@ -160,7 +158,9 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
 def provenance(options: argparse.Namespace) -> dict[str, Any]:
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     command = "python -m bench.baseline_reward " + " ".join(
-        f"--{key.replace('_', '-')} {value}" for key, value in vars(options).items() if key not in ("json", "out", "show")
+        f"--{key.replace('_', '-')} {value}"
+        for key, value in vars(options).items()
+        if key not in ("json", "out", "show")
     )
     return {
         "command": command,

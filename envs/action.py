@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 SUBMIT = "submit"
-_FENCE = re.compile(r"```[ \t]*([\w+-]*)[ \t]*\n(.*?)(?:\n[ \t]*```|\Z)", re.DOTALL)
+_FENCE = re.compile(r"```[ \t]*([\w+-]*)[ \t]*\n(.*?)(?:(?<=\n)[ \t]*```|\Z)", re.DOTALL)
 _ONE_LINE = re.compile(r"```[ \t]*(?:(?:sh|bash|shell|console)[ \t]+)?([^`\n]+?)[ \t]*```")
 _LANGUAGES = frozenset({"", "sh", "bash", "shell", "console", "zsh"})
 

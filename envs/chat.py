@@ -36,9 +36,13 @@ class ChatRenderer:
         if not getattr(tokenizer, "chat_template", None):
             raise UserError(f"{name} has no chat template", "Use an instruction-tuned model, or add a chat_template.")
         self._system = self._takes_system()
-        end = self._encode(self._after_response("x"))[0]
-        # The token that ends the assistant's turn; None if the template ends it with ordinary text.
-        self.end_token: int | None = end if end in tokenizer.added_tokens_decoder else None
+        self.end_token: int = self._encode(self._after_response("x"))[0]
+        """Ends the assistant's turn. A token of its own in any context, so that what follows can be tokenised alone."""
+        if self.end_token not in tokenizer.added_tokens_decoder:
+            raise UserError(
+                f"the chat template of {name} ends the assistant's turn with ordinary text",
+                "Set a chat_template that ends it with a special token at once (as <|im_end|>).",
+            )
         self._check()
 
     @classmethod
@@ -59,9 +63,7 @@ class ChatRenderer:
     def between(self, response_ids: Sequence[int], observation: str) -> list[int]:
         """Tokens from the end of a response to the start of the next: its closing, the observation, the next header."""
         ids = self._encode(self._after_response(observation))
-        if self.end_token is not None and response_ids and response_ids[-1] == self.end_token:
-            return ids[1:]
-        return ids
+        return ids[1:] if response_ids and response_ids[-1] == self.end_token else ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of a response without special tokens."""
@@ -126,7 +128,7 @@ class ChatRenderer:
         messages = list(_PROBE)
         ids = self.prompt(messages)
         for response, observation in _PROBE_TURNS:
-            answer = self._encode(response) + ([] if self.end_token is None else [self.end_token])
+            answer = [*self._encode(response), self.end_token]
             ids += answer + self.between(answer, observation)
             messages += [Message("assistant", response), Message("user", observation)]
             if ids != self.prompt(messages):

@@ -121,7 +121,7 @@ BUGS = (
         "def shout(text):\n    return text.lower() + '!'\n",
         "lower",
         "upper",
-        (("shout('hi')", "'HI!'"), ("shout('')", "'!'"), ("shout('Ab c')", "'AB C!'"), ("shout('123')", "'123!'")),
+        (("shout('hi')", "'HI!'"), ("shout('')", "'!'"), ("shout('123')", "'123!'"), ("shout('Ab c')", "'AB C!'")),
         2,
     ),
     Bug(

@@ -20,6 +20,7 @@ from pearl.errors import UserError
 
 PROBE_S = 20.0
 REMEDIES = (
+    (("mount proc",), "In a container, unmask /proc: --security-opt systempaths=unconfined."),
     (
         ("namespace", "uid map", "gid map", "setgroups", "Operation not permitted", "No space left"),
         "Allow unprivileged user namespaces: sysctl user.max_user_namespaces=65536, "
@@ -31,7 +32,6 @@ REMEDIES = (
         "Set environment.sandbox.directory to a local ext4, xfs, btrfs or tmpfs directory (/dev/shm/pearl, say); "
         "overlays need Linux 5.11.",
     ),
-    (("proc",), "In a container, unmask /proc: --security-opt systempaths=unconfined."),
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -35,7 +36,8 @@ class BubblewrapSandbox:
         self._busy = asyncio.Lock()
         self._running: asyncio.Task | None = None
         self._over = False
-        self._closed = False
+        self._end = asyncio.Lock()
+        self._closed = self._removed = False
 
     async def exec(self, command: str, *, timeout_s: float, stdin: bytes = b"") -> CommandResult:
         finished, exit_code = await self._run(
@@ -69,13 +71,15 @@ class BubblewrapSandbox:
             return await asyncio.to_thread(read_layers, self._image, self._upper, limit)
 
     async def close(self) -> None:
-        if self._closed:
-            return
         self._closed = True
-        if self._running is not None:
-            self._running.cancel()
-            await asyncio.wait({self._running})
-        await asyncio.to_thread(remove_tree, self._folder)
+        async with self._end:
+            if self._removed:
+                return
+            if self._running is not None:
+                self._running.cancel()
+                await asyncio.wait({self._running})
+            await asyncio.to_thread(remove_tree, self._folder)
+            self._removed = True
 
     async def _run(
         self,
@@ -122,6 +126,7 @@ class BubblewrapSandbox:
                 stdin=stdin,
                 pass_fds=(status,),
                 over_limit=self._is_over_disk,
+                init_pid=lambda: _init_pid(os.pread(status, 4096, 0)),
             )
             report = os.pread(status, 4096, 0)
         finally:
@@ -153,6 +158,11 @@ def limited(command: Sequence[str], limits: SandboxConfig, *, quiet: bool) -> li
     ulimit = "ulimit " + " ".join(f"-{flag} {value}" for flag, value in settings.items())
     script = f'{ulimit} && exec "$@"' + (" 2>/dev/null" if quiet else "")
     return ["/usr/bin/bash", "-c", script, "limits", *command]
+
+
+def _init_pid(report: bytes) -> int | None:
+    found = re.search(rb'"child-pid": (\d+)', report)
+    return int(found[1]) if found else None
 
 
 def _inside(path: str) -> str:

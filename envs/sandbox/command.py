@@ -9,6 +9,7 @@ import signal
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 
 from envs.errors import InfrastructureError
 
@@ -63,48 +64,51 @@ async def run_bounded(
     stdin: bytes = b"",
     pass_fds: Sequence[int] = (),
     over_limit: Callable[[], Awaitable[bool]] | None = None,
+    init_pid: Callable[[], int | None] = lambda: None,
 ) -> Finished:
     """Run `argv` with an empty environment in its own process group and read all it prints.
 
-    The output pipe is held by every descendant: its end of file is the proof that all of them are gone. Start it
-    from a thread that lives on (an event loop's): the kernel ends such children when their parent *thread* ends.
+    `init_pid` is the first process of the command's process namespace, once there is one: a child of `argv`'s process.
+    To stop the command that one is killed. The kernel lets it end only when the whole namespace is empty, and its
+    parent waits for it, so the end of the parent is the proof that nothing is left.
+    Start it from a thread that lives on (an event loop's): the kernel ends the child when its parent *thread* ends.
     """
     feed = _memory_file(stdin)
+    stream, transport, printed = await _pipe()
     try:
         process = await asyncio.create_subprocess_exec(
             *argv,
             stdin=feed,
-            stdout=asyncio.subprocess.PIPE,
+            stdout=printed,
             stderr=asyncio.subprocess.STDOUT,
             env={},
             start_new_session=True,
             pass_fds=pass_fds,
         )
-    except OSError as error:
-        raise InfrastructureError(f"{argv[0]} cannot be started: {error}") from error
+    except BaseException as error:
+        transport.close()
+        if isinstance(error, OSError):
+            raise InfrastructureError(f"{argv[0]} cannot be started: {error}") from error
+        raise
     finally:
+        os.close(printed)
         if feed != asyncio.subprocess.DEVNULL:
             os.close(feed)
-    assert process.stdout is not None
     output = _Output(keep_bytes)
-    reader = asyncio.ensure_future(_read(process.stdout, output, kill_after_bytes))
+    reader = asyncio.ensure_future(_read(stream, output, kill_after_bytes))
     try:
         killed = await _watch(reader, timeout_s, over_limit)
         if killed is not None:
-            _kill(process)
-            output_end = asyncio.ensure_future(_drain(process.stdout, reader))
-            done, _ = await asyncio.wait({output_end}, timeout=REAP_S)
-            if not done:
-                output_end.cancel()
-                raise InfrastructureError(f"process {process.pid} was killed and did not end in {REAP_S:g} s")
-        return_code = await process.wait()
+            _kill(process, init_pid())
+        await _end(process, stream, reader)
+    except BaseException:  # cancelled, most likely: the tree ends before the caller goes on
+        _kill(process, init_pid())
+        await _end(process, stream, reader)
+        raise
     finally:
-        # Also on cancellation. The group's number stays taken until the leader is reaped.
-        if process.returncode is None:
-            _kill(process)
-        reader.cancel()
+        transport.close()
     kept = bytes(output.head + output.tail)
-    return Finished(return_code, kept, output.total - len(kept), len(output.head), killed)
+    return Finished(await process.wait(), kept, output.total - len(kept), len(output.head), killed)
 
 
 async def _watch(
@@ -132,18 +136,56 @@ async def _read(stream: asyncio.StreamReader, output: _Output, kill_after: int) 
     return True
 
 
-async def _drain(stream: asyncio.StreamReader, reader: asyncio.Future[bool]) -> None:
-    if not reader.done():
+async def _end(process: asyncio.subprocess.Process, stream: asyncio.StreamReader, reader: asyncio.Future[bool]) -> None:
+    """Wait until nobody holds the output any more, and the process is reaped."""
+
+    async def drain() -> None:
         await asyncio.wait({reader})
-    while await stream.read(1 << 16):
-        pass
+        while await stream.read(1 << 16):
+            pass
+        await process.wait()
+
+    end = asyncio.ensure_future(drain())
+    done, _ = await asyncio.wait({end}, timeout=REAP_S)
+    if not done:
+        end.cancel()
+        raise InfrastructureError(f"process {process.pid} was killed and did not end in {REAP_S:g} s")
+    end.result()
 
 
-def _kill(process: asyncio.subprocess.Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    with contextlib.suppress(ProcessLookupError):
-        process.kill()
+def _kill(process: asyncio.subprocess.Process, init: int | None) -> None:
+    if init is None or not _kill_child(process.pid, init):
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()  # nothing runs yet, or all has ended
+
+
+def _kill_child(parent: int, pid: int) -> bool:
+    """Kill `pid` if it is a child of `parent`, and not another process that got its number since."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return False
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+        if int(status.rpartition(")")[2].split()[1]) != parent:
+            return False
+        signal.pidfd_send_signal(handle, signal.SIGKILL)
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+    finally:
+        os.close(handle)
+    return True
+
+
+async def _pipe() -> tuple[asyncio.StreamReader, asyncio.BaseTransport, int]:
+    """Our own pipe, so that a command of another user than its maker may open /dev/stdout and /dev/stderr."""
+    read_end, write_end = os.pipe()
+    os.fchmod(write_end, 0o622)
+    stream = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(read_end, "rb", buffering=0)
+    )
+    return stream, transport, write_end
 
 
 def _memory_file(data: bytes) -> int:

@@ -36,11 +36,11 @@ class Mounts:
         for file in ETC:
             if Path(file).exists():
                 arguments += ["--ro-bind", file, file]
-        if self.interpreter.bind:
-            arguments += ["--ro-bind", self.interpreter.bind, self.interpreter.bind]
         arguments += ["--proc", "/proc", "--dev", "/dev"]
         arguments += ["--size", str(SHARED_MEMORY_BYTES), "--tmpfs", "/dev/shm", "--bind", str(tmp), "/tmp"]
         arguments += ["--overlay-src", str(image), "--overlay", str(upper), str(work), WORKSPACE]
+        if self.interpreter.bind:  # after /tmp, which it may lie in
+            arguments += ["--ro-bind", self.interpreter.bind, self.interpreter.bind]
         return [*arguments, "--remount-ro", "/", "--chdir", WORKSPACE]
 
     def _environment(self) -> dict[str, str]:
