@@ -15,7 +15,7 @@ import statistics
 import subprocess
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from transformers import AutoModelForCausalLM
 
 from envs.agent import AgentSession
 from envs.chat import ChatRenderer
+from envs.protocol import TaskFamily
 from envs.registry import make_family
 from envs.sandbox.backend import BubblewrapBackend
 from pearl.config.environment import EnvironmentConfig
@@ -98,6 +99,31 @@ async def play(played: list[Played], generator: Generator, chat: ChatRenderer, b
         await item.session.close()
 
 
+async def step_cost(backend: BubblewrapBackend, family: TaskFamily, repeat: int = 40) -> dict[str, float]:
+    """Median milliseconds of `true`: as a plain process, in a sandbox, and as a step of an environment. Paired runs."""
+    sandbox = await backend.create({})
+    environment = family.open(0)
+    await environment.reset(60)
+
+    async def plain() -> None:
+        await (await asyncio.create_subprocess_exec("/usr/bin/bash", "-c", "true")).wait()
+
+    ways: dict[str, Callable[[], Awaitable[Any]]] = {
+        "plain_command_ms": plain,
+        "sandbox_command_ms": lambda: sandbox.exec("true", timeout_s=60),
+        "environment_step_ms": lambda: environment.step("true", 60),
+    }
+    taken: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(repeat):
+        for name, way in ways.items():
+            begin = time.perf_counter()
+            await way()
+            taken[name].append(1e3 * (time.perf_counter() - begin))
+    await environment.close()
+    await sandbox.close()
+    return {name: statistics.median(times) for name, times in taken.items()}
+
+
 def summary(played: list[Played]) -> dict[str, Any]:
     groups: dict[int, list[float]] = defaultdict(list)
     kinds: dict[str, list[float]] = defaultdict(list)
@@ -143,6 +169,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
             for task in range(options.tasks)
             for _ in range(options.group)
         ]
+        cost = await step_cost(backend, family)
         begin = time.monotonic()
         await play(played, generator, chat, options.batch)
         seconds = time.monotonic() - begin
@@ -152,7 +179,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
         for item in played[:: max(1, len(played) // options.show)]:
             print(f"--- {item.session.task.name} reward {item.reward:.2f} {item.stop}")
             print("\n~~\n".join(item.said))
-    return {"family": options.family, "model": options.model, **summary(played), "seconds": seconds}
+    return {"family": options.family, "model": options.model, **summary(played), "seconds": seconds, **cost}
 
 
 def provenance(options: argparse.Namespace) -> dict[str, Any]:
