@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from envs.agent import AgentSession
+from envs.agent import AgentSession, open_session
 from envs.chat import ChatRenderer
 from envs.errors import InfrastructureError
 from envs.protocol import TaskFamily
@@ -23,12 +24,12 @@ from pearl.config.environment import EnvironmentConfig
 Key = tuple[int, ...]
 
 
-class _Session(AgentSession):
-    """With the lock that makes calls for one trajectory wait for each other."""
+@dataclass(eq=False)
+class _Open:
+    """An open trajectory, and the lock that makes calls for it wait for each other."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.turn = asyncio.Lock()
+    agent: AgentSession
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class EnvironmentWorker:
@@ -39,7 +40,7 @@ class EnvironmentWorker:
         self._backend: BubblewrapBackend | None = None
         self._family: TaskFamily | None = None
         self._chat: ChatRenderer | None = None
-        self._sessions: dict[Key, _Session] = {}
+        self._sessions: dict[Key, _Open] = {}
 
     async def start(self, environment: dict[str, Any], model_directory: str, run_dir: str, name: str) -> dict[str, Any]:
         """Load the tokenizer, sweep what dead workers left, run one sandbox. Raises UserError with the remedy.
@@ -73,36 +74,31 @@ class EnvironmentWorker:
             raise InfrastructureError(
                 f"all {self._config.sandboxes_per_worker} sandboxes (environment.sandboxes_per_worker) are taken"
             )
-        session = _Session(
-            family.open(task_index),
-            chat,
-            max_turns=self._config.max_turns,
-            observation_tokens=self._config.observation_tokens,
-        )
+        session = _Open(open_session(family, task_index, chat, self._config))
         self._sessions[key] = session
         try:
             async with session.turn:
-                prompt = await session.start(timeout_s)
+                prompt = await session.agent.start(timeout_s)
             self._session(key, session)
         except BaseException:
             if self._sessions.get(key) is session:
                 del self._sessions[key]
-            await session.close()
+            await session.agent.close()
             raise
-        return {"prompt_ids": prompt, "task": session.task.name}
+        return {"prompt_ids": prompt, "task": session.agent.task.name}
 
     async def advance(self, trajectory: Sequence[int], response_ids: Sequence[int], timeout_s: float) -> dict[str, Any]:
         """Carry out one response. `stop` is None or a `StopReason`; then there is no observation."""
         session = self._session(tuple(trajectory))
         async with session.turn:
-            advance = await session.advance(response_ids, timeout_s)
+            advance = await session.agent.advance(response_ids, timeout_s)
         return {"observation_ids": list(advance.observation_ids), "stop": advance.stop and str(advance.stop)}
 
     async def score(self, trajectory: Sequence[int], timeout_s: float) -> dict[str, Any]:
         """Reward in [0, 1] of what the trajectory achieved so far."""
         session = self._session(tuple(trajectory))
         async with session.turn:
-            score = await session.score(timeout_s)
+            score = await session.agent.score(timeout_s)
         return {"reward": score.reward, "detail": dict(score.detail)}
 
     async def close(self, trajectory: Sequence[int]) -> None:
@@ -119,9 +115,9 @@ class EnvironmentWorker:
     async def _close(self, key: Key) -> None:
         session = self._sessions.pop(key, None)
         if session is not None:
-            await session.close()
+            await session.agent.close()
 
-    def _session(self, key: Key, expected: _Session | None = None) -> _Session:
+    def _session(self, key: Key, expected: _Open | None = None) -> _Open:
         session = self._sessions.get(key)
         if session is None or (expected is not None and session is not expected):
             raise InfrastructureError(f"trajectory {key} is not open here")

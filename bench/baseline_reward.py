@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM
 
-from envs.agent import AgentSession
+from envs.agent import AgentSession, open_session
 from envs.chat import ChatRenderer
 from envs.protocol import TaskFamily
 from envs.registry import make_family
@@ -165,7 +165,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
         await backend.probe()
         family = make_family(config, backend)
         played = [
-            Played(task, AgentSession(family.open(task), chat, max_turns=options.turns, observation_tokens=64))
+            Played(task, open_session(family, task, chat, config))
             for task in range(options.tasks)
             for _ in range(options.group)
         ]

@@ -10,7 +10,8 @@ from typing import TypeVar
 from envs.action import Action, parse_action
 from envs.chat import ChatRenderer
 from envs.errors import InfrastructureError
-from envs.protocol import Environment, Score, Task
+from envs.protocol import Environment, Score, Task, TaskFamily
+from pearl.config.environment import EnvironmentConfig
 from pearl.core.trajectory import StopReason
 
 T = TypeVar("T")
@@ -94,6 +95,17 @@ class AgentSession:
 
     async def close(self) -> None:
         await self._environment.close()
+
+
+def open_session(family: TaskFamily, index: int, chat: ChatRenderer, config: EnvironmentConfig) -> AgentSession:
+    """A session on one task of a family, as the configuration says."""
+    return AgentSession(
+        family.open(index),
+        chat,
+        max_turns=config.max_turns,
+        observation_tokens=config.observation_tokens,
+        parse=getattr(family, "parse", parse_action),
+    )
 
 
 async def _within(timeout_s: float, what: str, work: Awaitable[T]) -> T:

@@ -75,7 +75,11 @@ class Environment(Protocol):
 
 
 class TaskFamily(Protocol):
-    """An ordered list of tasks, the same one on every worker for the same configuration."""
+    """An ordered list of tasks, the same one on every worker for the same configuration.
+
+    A family may also have `parse(response: str) -> Action`, its own way from a response to an action
+    (without it: `envs.action.parse_action`).
+    """
 
     @property
     def tasks(self) -> Sequence[Task]: ...

@@ -114,8 +114,6 @@ class BubblewrapSandbox:
         stdin: bytes,
         quiet: bool,
     ) -> tuple[Finished, int | None]:
-        for layer in (self._upper, self._tmp):
-            layer.chmod(0o755)  # an agent may have closed its own workspace
         status = os.memfd_create("status")
         try:
             finished = await run_bounded(
@@ -141,6 +139,8 @@ class BubblewrapSandbox:
         return finished, finished.return_code
 
     async def _is_over_disk(self) -> bool:
+        for layer in (self._upper, self._tmp):
+            layer.chmod(0o755)  # an agent may have closed its own workspace; the next command needs it, too
         use = await asyncio.to_thread(disk_use, self._upper, self._tmp)
         return use > self._limits.disk_mb * MB
 

@@ -135,7 +135,7 @@ async def test_a_late_command_is_the_agents_affair(worker: EnvironmentWorker, ch
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"family": "fils"}, "bugfix, files, shell"), ({"family": "no.module:F"}, "cannot be imported")],
+    [({"family": "fils"}, "bugfix, files"), ({"family": "no.module:F"}, "cannot be imported")],
 )
 async def test_a_failed_start_leaves_nothing(
     directory: Path, chat: ChatRenderer, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], message: str

