@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from envs.families.bugfix import BugfixFamily
 from envs.families.files import FilesFamily
+from envs.families.letters import LettersFamily
 from envs.families.mixture import ShellFamily
 from envs.protocol import TaskFamily
 from envs.sandbox.protocol import SandboxBackend
@@ -15,7 +16,12 @@ from pearl.errors import UserError
 
 Factory = Callable[[EnvironmentConfig, SandboxBackend], TaskFamily]
 
-FAMILIES: dict[str, Factory] = {"files": FilesFamily, "bugfix": BugfixFamily, "shell": ShellFamily}
+FAMILIES: dict[str, Factory] = {
+    "files": FilesFamily,
+    "bugfix": BugfixFamily,
+    "letters": LettersFamily,
+    "shell": ShellFamily,
+}
 
 
 def make_family(config: EnvironmentConfig, backend: SandboxBackend) -> TaskFamily:

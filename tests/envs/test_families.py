@@ -9,6 +9,7 @@ import pytest
 from envs.families.bugfix import BugfixFamily
 from envs.families.bugs import BUGS
 from envs.families.files import FilesFamily
+from envs.families.letters import LettersFamily
 from envs.families.mixture import ShellFamily
 from envs.protocol import Environment, Score, StepResult
 from envs.registry import make_family
@@ -17,8 +18,7 @@ from envs.sandbox.protocol import Entry
 from pearl.config.environment import EnvironmentConfig, SandboxConfig
 from pearl.errors import UserError
 
-Family = FilesFamily | BugfixFamily | ShellFamily
-SOLVABLE = ("files", "bugfix", "shell")
+Family = FilesFamily | BugfixFamily | ShellFamily | LettersFamily
 
 
 def family(name: str, backend: BubblewrapBackend, tasks: int = 64, seed: int = 0) -> Family:
@@ -43,7 +43,10 @@ async def play(backend: BubblewrapBackend) -> AsyncIterator:  # type: ignore[typ
     yield played
 
 
-@pytest.mark.parametrize("name", SOLVABLE)
+COMMAND_FAMILIES = sorted(set(FAMILIES) - {"letters"})
+
+
+@pytest.mark.parametrize("name", COMMAND_FAMILIES)
 async def test_every_task_can_be_solved_and_is_not_solved_by_doing_nothing(name, backend, play) -> None:  # type: ignore[no-untyped-def]
     tasks = family(name, backend)
     assert len(tasks.tasks) == 64 and len({task.name for task in tasks.tasks}) == 64
@@ -250,7 +253,7 @@ async def test_breaking_what_worked_costs(backend, play) -> None:  # type: ignor
 
 
 def test_an_unknown_family_lists_the_known_ones(backend: BubblewrapBackend) -> None:
-    with pytest.raises(UserError, match="bugfix, files"):
+    with pytest.raises(UserError, match="bugfix, files, letters, shell"):
         make_family(EnvironmentConfig(family="fils"), backend)
 
 
@@ -264,3 +267,22 @@ def test_a_family_of_ones_own(backend: BubblewrapBackend) -> None:
 
 def test_entries_compare_by_content() -> None:
     assert Entry("file", b"1") == Entry("file", b"1") != Entry("other")
+
+
+# --- letters
+
+
+@pytest.mark.parametrize(
+    ("answer", "reward"),
+    [("{0}{0}{0}", 1.0), ("{0} x\n{0}\ty", 0.5), ("xyz", 0.0), ("", 0.0), (" \n", 0.0), ("{0}é", 0.5)],
+)
+async def test_letters_counts_the_letter_among_all_that_is_not_white_space(answer, reward, backend, play) -> None:  # type: ignore[no-untyped-def]
+    made = family("letters", backend)
+    step, score = await play(made.open(0), answer.format(made.tasks[0].kind))
+    assert step.done and score.reward == pytest.approx(reward)
+    assert made.parse("any ```text```").command == "any ```text```"
+
+
+async def test_letters_is_worth_nothing_without_an_answer(backend, play) -> None:  # type: ignore[no-untyped-def]
+    _, score = await play(family("letters", backend).open(0))
+    assert score.reward == 0.0
