@@ -19,6 +19,7 @@ from pearl.config.environment import EnvironmentConfig, SandboxConfig
 from pearl.errors import UserError
 
 Family = FilesFamily | BugfixFamily | ShellFamily | LettersFamily
+SOLVABLE = ("files", "bugfix", "shell")
 
 
 def family(name: str, backend: BubblewrapBackend, tasks: int = 64, seed: int = 0) -> Family:
@@ -43,10 +44,7 @@ async def play(backend: BubblewrapBackend) -> AsyncIterator:  # type: ignore[typ
     yield played
 
 
-COMMAND_FAMILIES = sorted(set(FAMILIES) - {"letters"})
-
-
-@pytest.mark.parametrize("name", COMMAND_FAMILIES)
+@pytest.mark.parametrize("name", SOLVABLE)
 async def test_every_task_can_be_solved_and_is_not_solved_by_doing_nothing(name, backend, play) -> None:  # type: ignore[no-untyped-def]
     tasks = family(name, backend)
     assert len(tasks.tasks) == 64 and len({task.name for task in tasks.tasks}) == 64
