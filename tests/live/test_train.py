@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -31,9 +32,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 class Run:
     """One `pearl train examples/tiny.yaml --json` as a process of its own group."""
 
-    def __init__(self, folder: Path, *overrides: str) -> None:
-        self.before = leftovers()
-        self.folder = folder
+    def __init__(self, parent: Path, *overrides: str) -> None:
+        self.folder = folder = parent / f"run-{secrets.token_hex(4)}"
         self.process = subprocess.Popen(
             [sys.executable, "-m", "pearl.cli", "train", str(TINY), f"run_dir={folder}", *overrides, "--json"],
             stdout=subprocess.PIPE,
@@ -53,7 +53,11 @@ class Run:
     def assert_nothing_is_left(self, processes: list[psutil.Process]) -> None:
         alive = [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
         assert not alive, f"processes are left: {[p.cmdline() for p in alive]}"
-        assert leftovers() <= self.before, f"files are left: {leftovers() - self.before}"
+        files = [
+            *Path("/dev/shm").glob(f"pearl-{self.process.pid}-*"),
+            *default_directory().glob(f"{self.folder.name}-*"),
+        ]
+        assert not files, f"files are left: {files}"
 
     def samples(self) -> list[tuple[Any, ...]]:
         records = msgpack.Unpacker((self.folder / "trajectories.msgpack").open("rb"))
@@ -68,16 +72,9 @@ class Run:
         raise AssertionError("the run ended before that")
 
 
-def leftovers() -> set[str]:
-    """Shared-memory folders and sandboxes."""
-    found = {str(p) for p in Path("/dev/shm").glob("pearl-*")}
-    sandboxes = default_directory()
-    return found | ({str(p) for p in sandboxes.iterdir() if p.is_dir()} if sandboxes.is_dir() else set())
-
-
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, dict[str, Any]]:
-    run = Run(tmp_path_factory.mktemp("first") / "run", "checkpoint.every_steps=2")
+    run = Run(tmp_path_factory.mktemp("first"), "checkpoint.every_steps=2")
     run.wait_for(lambda line: "1/3" in line)
     processes = run.descendants()
     summary = run.finish()
@@ -124,7 +121,7 @@ def test_log_probs_of_rollout_and_trainer_agree(first: tuple[Run, dict[str, Any]
 
 
 def test_one_seed_gives_the_same_samples_in_the_same_order(first: tuple[Run, dict[str, Any]], tmp_path: Path) -> None:
-    again = Run(tmp_path / "run")
+    again = Run(tmp_path)
     again.finish()
     assert again.process.returncode == 0, again.err
     assert again.samples() == first[0].samples()
@@ -138,7 +135,7 @@ def test_kills_lose_nothing(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_ends_cleanly_with_a_summary(tmp_path: Path) -> None:
-    run = Run(tmp_path / "run", "pipeline.steps=1000")
+    run = Run(tmp_path, "pipeline.steps=1000")
     run.wait_for(lambda line: "2/1000" in line)
     processes = run.descendants()
     assert processes
@@ -150,7 +147,7 @@ def test_ctrl_c_ends_cleanly_with_a_summary(tmp_path: Path) -> None:
 
 
 def test_a_run_that_fails_says_why_once_and_leaves_nothing(tmp_path: Path) -> None:
-    run = Run(tmp_path / "run", "pipeline.steps=1000")
+    run = Run(tmp_path, "pipeline.steps=1000")
     run.wait_for(lambda line: "trainer ready" in line)
     processes = run.descendants()
     trainer = next(p for p in processes if "trainer-0" in p.cmdline())
