@@ -16,7 +16,7 @@ from typing import Any
 
 from actors.sglang.args import plan_server
 from actors.sglang.client import EngineClient, PauseMode
-from actors.sglang.errors import EngineDied, EngineError
+from actors.sglang.errors import EngineDied, EngineError, PortTaken
 from actors.sglang.generation import GenerateRequest, Generation
 from actors.sglang.http import EngineHttp
 from actors.sglang.process import EngineProcess, free_port, require_free
@@ -25,9 +25,8 @@ from pearl.config.model import ModelConfig
 from pearl.core.trajectory import FinishReason
 from pearl.weights.snapshot import config_hash
 
-PORT_TRIES = 3
+STARTS = 3
 """A free port can be taken by another process before the server binds it; then another one is tried."""
-PORT_TAKEN = "address already in use"
 
 
 class RolloutWorker:
@@ -69,7 +68,7 @@ class RolloutWorker:
         log = Path(run_dir) / "engines" / f"{name}.log"
         if port is not None:
             require_free(port)
-        for attempt in range(1, PORT_TRIES + 1):
+        for attempt in range(1, STARTS + 1):
             chosen = port or free_port()
             plan = plan_server(settings, weights, directory, port=chosen, seed=seed)
             try:
@@ -77,8 +76,8 @@ class RolloutWorker:
                     plan.flags, plan.environment, port=chosen, log=log, timeout_s=timeout_s
                 )
                 break
-            except EngineDied as error:
-                if port is not None or attempt == PORT_TRIES or PORT_TAKEN not in str(error).lower():
+            except PortTaken:
+                if port is not None or attempt == STARTS:
                     raise
         self._process = process
         self._client = EngineClient(

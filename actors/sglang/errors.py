@@ -13,6 +13,10 @@ class EngineDied(EngineError):
     """The engine's processes are gone; the message ends with the last lines of its log."""
 
 
+class PortTaken(EngineDied):
+    """The server ended because another process had taken its port meanwhile."""
+
+
 class WeightLoadError(EngineError):
     """A snapshot was refused or did not arrive whole; the engine serves nothing until one does."""
 

@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import select
+import shlex
 import shutil
 import signal
 import socket
@@ -26,23 +28,33 @@ from pathlib import Path
 import aiohttp
 import psutil
 
-from actors.sglang.errors import EngineDied, EngineTimeout
+from actors.sglang.errors import EngineDied, EngineError, EngineTimeout, PortTaken
 from pearl.errors import UserError
 
 POLL_S = 0.1
 """Between two looks at a server that starts or stops."""
 LOG_LINES = 8
 """Last lines of the log that an error message shows."""
-LOG_TAIL_BYTES = 16384
+LOG_TAIL_BYTES = 32768
+START_MARK = "$ "
+"""Begins the line with the command that every start writes into the log."""
+PORT_RANGE, PORT_TRIES = 8192, 64
 PART_TITLE = "sglang::"
 """How SGLang's schedulers and detokenizer call themselves."""
 
 
 def free_port() -> int:
-    """An unused loopback port. Another process may take it before the server binds it."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """An unused loopback port, below those that the kernel gives to outgoing connections: a server binds its port only
+    after many seconds. Another process may still take it; then `start` raises PortTaken."""
+    try:
+        lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except OSError:
+        lowest = 32768
+    for port in random.sample(range(max(1024, lowest - PORT_RANGE), lowest), PORT_TRIES):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise EngineError(f"no free port among {PORT_TRIES} tried below {lowest}")
 
 
 def require_free(port: int) -> None:
@@ -119,11 +131,16 @@ class EngineProcess:
         return total
 
     def log_tail(self, lines: int = LOG_LINES) -> str:
-        """Last non-empty lines of the log, each cut to 300 characters."""
+        """Last non-empty lines of the log since the last start, each cut to 300 characters."""
         with contextlib.suppress(OSError), self.log.open("rb") as file:
             file.seek(max(0, self.log.stat().st_size - LOG_TAIL_BYTES))
             text = file.read().decode(errors="replace")
-            kept = [line[:300] for line in text.splitlines() if line.strip()]
+            kept: list[str] = []
+            for line in text.splitlines():
+                if line.startswith(START_MARK):
+                    kept.clear()
+                elif line.strip():
+                    kept.append(line[:300])
             return "\n".join(kept[-lines:])
         return ""
 
@@ -151,7 +168,8 @@ class EngineProcess:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5.0)) as session:
             while time.monotonic() < deadline:
                 if self.died.done():
-                    raise EngineDied(self.died.result())
+                    taken = "address already in use" in self.log_tail(lines=200).lower()
+                    raise (PortTaken if taken else EngineDied)(self.died.result())
                 with contextlib.suppress(aiohttp.ClientError, TimeoutError):
                     async with session.get(f"{self.url}/health") as reply:
                         if reply.status == 200:
@@ -231,9 +249,12 @@ def _spawn(
     # SGLang leaves socket files in its temporary folder. Paths of Unix sockets must be short, so not in the run folder.
     scratch = Path(tempfile.mkdtemp(prefix="pearl-engine-"))
     read_end, write_end = os.pipe()
-    command = [sys.executable, "-m", "actors.sglang.launch", "--lifeline-fd", str(read_end), *flags]
+    own = ["--lifeline-fd", str(read_end), "--scratch", str(scratch)]
+    command = [sys.executable, "-m", "actors.sglang.launch", *own, *flags]
     try:
         with log.open("ab") as output:
+            output.write(f"{START_MARK}{shlex.join(command)}\n".encode())
+            output.flush()
             popen = subprocess.Popen(
                 command,
                 env={**os.environ, **environment, "TMPDIR": str(scratch)},
