@@ -55,6 +55,7 @@ OWN_FLAGS = (
     "--tokenizer-worker-num",
     "--disaggregation-mode",
     "--lifeline-fd",
+    "--scratch",
 )
 """Flags that PEARL sets itself, or that would break what it relies on."""
 

@@ -29,6 +29,7 @@ class Flight:
         self.result = Generation()
         """Grows while the request runs."""
         self._request = request
+        self._sent = False
         self._http = http
 
     async def run(self, gate: asyncio.Event, refusal: Callable[[], str]) -> Generation:
@@ -77,7 +78,8 @@ class Flight:
 
     async def _lost(self, work: asyncio.Task[None], result: Generation) -> None:
         """The server or the connection is gone. The kernel closed the sockets; what they still hold is read first."""
-        await asyncio.wait({work}, timeout=DEATH_NOTICE_S)
+        if self._sent:
+            await asyncio.wait({work}, timeout=DEATH_NOTICE_S)
         await asyncio.wait({self._http.died}, timeout=DEATH_NOTICE_S)
         if result.finish is None:
             broke = f"the connection to the engine broke: {work.exception()!r}" if work.done() else ""
@@ -90,6 +92,7 @@ class Flight:
         elif reason := refusal():
             result.end(FinishReason.FAILED, reason)
         else:
+            self._sent = True
             async for reply in self._http.stream("/generate", self._request.body(self.server_rid)):
                 result.feed(reply)
             if result.finish is None:

@@ -1,4 +1,4 @@
-"""The main module of an engine: `python -m actors.sglang.launch --lifeline-fd N <flags of sglang.launch_server>`.
+"""The main module of an engine, as `python -m actors.sglang.launch <own flags> <flags of sglang.launch_server>`.
 
 Whatever multiprocessing spawns imports the main module again before anything else, so what this module does at its top,
 the CPU stand-ins, holds in every process of an engine.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
+import signal
 import sys
 
 from actors.sglang import cpu
@@ -17,13 +19,24 @@ if cpu.wanted():
 
 
 def main(arguments: list[str]) -> None:
-    """Serve until stopped. The process must lead a group of its own: that group dies with the owner."""
+    """Serve until stopped. The process must lead a group of its own: that group dies with the owner.
+
+    `--scratch` is the engine's temporary folder (also `TMPDIR`), which then has nobody else left to remove it.
+    """
     from pearl.lifeline import end_with_owner
 
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--lifeline-fd", type=int, required=True)
+    parser.add_argument("--scratch", required=True)
     own, flags = parser.parse_known_args(arguments)
-    end_with_owner(own.lifeline_fd)
+
+    def owner_gone() -> None:
+        try:
+            shutil.rmtree(own.scratch, ignore_errors=True)
+        finally:
+            os.killpg(os.getpgid(0), signal.SIGKILL)
+
+    end_with_owner(own.lifeline_fd, owner_gone)
 
     from sglang.launch_server import run_server
     from sglang.srt.plugins import load_plugins

@@ -64,6 +64,7 @@ async def test_no_process_outlives_a_killed_owner(tiny_model: Path, tmp_path: Pa
     command = [sys.executable, "-c", OWNER, str(tiny_model), str(tmp_path)]
     owner = await asyncio.create_subprocess_exec(*command, env=os.environ | {"PYTHONPATH": str(Path.cwd())})
     groups: list[int] = []
+    scratch = Path()
 
     def engine_has_children() -> bool:
         groups[:] = launchers(owner.pid)
@@ -71,10 +72,14 @@ async def test_no_process_outlives_a_killed_owner(tiny_model: Path, tmp_path: Pa
 
     try:
         await until(engine_has_children, timeout_s=120.0)
+        line = psutil.Process(groups[0]).cmdline()
+        scratch = Path(line[line.index("--scratch") + 1])
+        assert scratch.is_dir()
     finally:
         owner.kill()
         await owner.wait()
     await until(lambda: group_members(groups[0]) == [], timeout_s=20.0)
+    assert not scratch.exists()
 
 
 async def test_launcher_killed_while_starting(tiny_model: Path, tmp_path: Path) -> None:
