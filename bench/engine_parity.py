@@ -5,7 +5,7 @@
 A snapshot of the model's weights with noise added (so that the update is a real one) is loaded into a running engine
 and into transformers. Greedy: every token must be the argmax of transformers' logits for the same prefix; where its
 logit lies within 1e-4 of the argmax's, it is a tie. Log-probs, greedy and sampled at two temperatures, must agree
-within 1e-3 with log_softmax(logits / temperature). Exit code 1 otherwise. Writes `bench/results/engine_parity.json`.
+within 1e-3 with log_softmax(logits / temperature). Exit code 1 otherwise. Writes a JSON file to `bench/results/`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ TIE = 1e-4
 """Logits closer than this have no order that rounding keeps."""
 LOGPROB_TOLERANCE = 1e-3
 TEMPERATURES = (0.0, 1.0, 0.7)
-RESULT = Path(__file__).parent / "results" / "engine_parity.json"
+RESULTS = Path(__file__).parent / "results"
 
 
 @dataclass(slots=True)
@@ -157,16 +158,21 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=128)
     arguments = parser.parse_args()
     comparisons = asyncio.run(run(arguments.model, arguments.prompts, arguments.tokens))
-    report = provenance() | {
+    about = provenance()
+    about["versions"]["sglang"] = version("sglang")
+    report = about | {
         "command": "python -m bench.engine_parity " + " ".join(sys.argv[1:]),
         "model": arguments.model,
+        "prompts": arguments.prompts,
+        "max_new_tokens": arguments.tokens,
         "tie": TIE,
         "logprob_tolerance": LOGPROB_TOLERANCE,
         "agree": all(c.agrees for c in comparisons),
         "results": [asdict(c) for c in comparisons],
     }
-    RESULT.parent.mkdir(exist_ok=True)
-    RESULT.write_text(json.dumps(report, indent=1) + "\n")
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"engine_parity_{Path(arguments.model).name}.json"
+    path.write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(report) if arguments.json else table(comparisons))
     return 0 if report["agree"] else 1
 
