@@ -218,7 +218,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--out", type=Path, help="also write JSON to this file, under the family's name")
     options = parser.parse_args()
-    result = {**asyncio.run(measure(options)), **provenance(options)}
+    source = provenance(options)  # before: the checkout may move on while this runs
+    result = {**asyncio.run(measure(options)), **source}
     if options.out:
         results = json.loads(options.out.read_text()) if options.out.exists() else {}
         options.out.write_text(json.dumps({**results, options.family: result}, indent=2, sort_keys=True) + "\n")
