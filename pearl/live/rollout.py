@@ -106,9 +106,9 @@ class RolloutWorkers:
                     version = min(v for v, _ in reply["versions"])
             except (ActorError, ValueError) as error:
                 reason = str(error)
-        self.post(ev.TurnGenerated(i.trajectory, i.worker, i.incarnation, tokens, version, finish, reason))
-        if finish is FinishReason.LOST:
+        if finish is FinishReason.LOST:  # the loss is told first, else the turn would go straight back to the dead
             await self._condemn(i.worker, i.incarnation, reason)
+        self.post(ev.TurnGenerated(i.trajectory, i.worker, i.incarnation, tokens, version, finish, reason))
 
     def left(self, slot: str, incarnation: int, reason: str) -> None:
         """The slot's process left the cluster."""
