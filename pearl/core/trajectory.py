@@ -73,8 +73,8 @@ class SegmentKind(StrEnum):
 class Segment:
     """A run of tokens with one origin.
 
-    `logprobs` has one natural-log probability per token, under the sampling distribution of the engine
-    at temperature 1, and `version` the weights that produced them; both are None unless kind is RESPONSE.
+    `logprobs` has one natural-log probability per token, of the whole softmax at the sampling temperature (before top-p
+    and top-k), and `version` the weights that produced them; both are None unless kind is RESPONSE.
     """
 
     kind: SegmentKind

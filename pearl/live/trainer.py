@@ -8,18 +8,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgpack
-
 from pearl.cluster.actor_ref import ActorRef
 from pearl.cluster.errors import ActorError
 from pearl.config import RunConfig
 from pearl.core import events as ev
 from pearl.core.events import Event
-from pearl.core.trajectory import Trajectory, trajectory_to_wire
+from pearl.core.trajectory import Trajectory
 from pearl.errors import RunFailed
 from pearl.live.actors import Actors
 from pearl.live.run_directory import RunDirectory
 from pearl.weights.snapshot import remove_snapshot
+from trainer.wire import pack_groups
 
 INCARNATION = 1
 """A run has one life of its trainer."""
@@ -47,7 +46,10 @@ class TrainerGroup:
 
     async def start(self) -> None:
         """Bring all ranks up and publish version 0; answers TrainerReady or TrainerFailed."""
-        limit = self.config.deadlines.trainer_start_s
+        deadlines = self.config.deadlines
+        limit = deadlines.trainer_start_s
+        # Ranks wait for each other inside a call no longer than the longest call may take.
+        collective_s = max(limit, deadlines.train_s, deadlines.publish_s, deadlines.checkpoint_s)
         try:
             starts = (self.actors.start(slot, INCARNATION, self.actors.classes.trainer) for slot in self.slots)
             self.refs = list(await asyncio.gather(*starts))
@@ -57,7 +59,7 @@ class TrainerGroup:
                 "start",
                 lambda rank: (
                     config.trainer.model_dump(mode="json"), str(self.model_directory), config.model.dtype, rank, size,
-                    address, port, config.seed, config.pipeline.steps, config.engine.sampling.temperature, limit,
+                    address, port, config.seed, config.pipeline.steps, config.engine.sampling.temperature, collective_s,
                 ),
                 limit,
             )  # fmt: skip
@@ -67,7 +69,7 @@ class TrainerGroup:
             self._failed("start", error)
 
     async def train(self, i: ev.TrainBatch, groups: list[list[Trajectory]]) -> None:
-        wire = msgpack.packb([[trajectory_to_wire(t) for t in group] for group in groups])
+        wire = pack_groups(groups)
         try:
             async with self._turn:
                 replies = await self._all("train", lambda rank: (i.step, wire), self.config.deadlines.train_s)

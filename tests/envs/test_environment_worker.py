@@ -149,14 +149,13 @@ async def test_a_failed_start_leaves_nothing(
 KILLED = """
 import asyncio, json, sys
 from actors.environment import EnvironmentWorker
-from envs.chat import ChatRenderer
 
 async def main():
     worker = EnvironmentWorker()
     await worker.start(json.loads(sys.argv[1]), sys.argv[2], "/runs/one", "e0.0")
     for number in range(3):
         await worker.open([number, 0, 0], 0, 60.0)
-    ids = ChatRenderer.load(sys.argv[2])._encode("```sh\\nsetsid sleep 98443\\n```")
+    ids = worker._chat._encode("```sh\\nsetsid sleep 98443\\n```")
     await asyncio.gather(*(worker.advance([number, 0, 0], ids, 600.0) for number in range(3)))
 
 asyncio.run(main())
