@@ -38,7 +38,7 @@ def renderer(template: str | None) -> ChatRenderer:
     return ChatRenderer(tokenizer, "a model")
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(texts, contents), min_size=1, max_size=4), contents)
 def test_increments_equal_the_whole(chat: ChatRenderer, turns: list[tuple[str, str]], first: str) -> None:
     messages = [Message("system", "Be brief."), Message("user", first)]

@@ -229,7 +229,7 @@ print(json.dumps(found))
 """
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.lists(steps, min_size=1, max_size=4), min_size=1, max_size=3))
 async def test_the_layers_are_read_as_the_kernel_shows_them(
     backend: BubblewrapBackend, commands: list[list[str]]
