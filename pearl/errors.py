@@ -1,5 +1,7 @@
 """Errors that a user sees as one line: what is wrong, with which value, and how to mend it."""
 
+from __future__ import annotations
+
 
 class UserError(Exception):
     """Bad input or a missing part of the machine; the command ends with exit code 2 and no traceback."""
@@ -8,6 +10,9 @@ class UserError(Exception):
         super().__init__(f"{what}. {remedy}")
         self.what = what
         self.remedy = remedy
+
+    def __reduce__(self) -> tuple[type[UserError], tuple[str, str]]:
+        return UserError, (self.what, self.remedy)  # it crosses processes
 
 
 class RunFailed(Exception):

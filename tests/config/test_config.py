@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import pytest
@@ -88,3 +89,8 @@ def test_every_key_is_documented() -> None:
         return missing
 
     assert undocumented(RunConfig) == []
+
+
+def test_a_user_error_crosses_processes() -> None:
+    error = pickle.loads(pickle.dumps(UserError("what", "remedy")))
+    assert (error.what, error.remedy, str(error)) == ("what", "remedy", "what. remedy")
