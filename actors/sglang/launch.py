@@ -13,6 +13,7 @@ import signal
 import sys
 
 from actors.sglang import cpu
+from actors.sglang.leftovers import remove_shared_files_of_group
 
 if cpu.wanted():
     cpu.install()
@@ -33,6 +34,7 @@ def main(arguments: list[str]) -> None:
     def owner_gone() -> None:
         try:
             shutil.rmtree(own.scratch, ignore_errors=True)
+            remove_shared_files_of_group(os.getpgid(0))
         finally:
             os.killpg(os.getpgid(0), signal.SIGKILL)
 

@@ -29,6 +29,7 @@ import aiohttp
 import psutil
 
 from actors.sglang.errors import EngineDied, EngineError, EngineTimeout, PortTaken
+from actors.sglang.leftovers import shared_files
 from pearl.errors import UserError
 
 POLL_S = 0.1
@@ -202,7 +203,7 @@ class EngineProcess:
         names: dict[int, str] = {}
         for process in self.processes():
             with contextlib.suppress(psutil.Error, OSError):
-                self._leftovers |= _shared_files(process.pid)
+                self._leftovers |= shared_files(process.pid)
                 title = " ".join(process.cmdline()).strip()
                 if title.startswith(PART_TITLE):
                     fd = os.pidfd_open(process.pid)
@@ -229,16 +230,6 @@ class EngineProcess:
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
-
-
-def _shared_files(pid: int) -> set[Path]:
-    """Files in shared memory that a process of SGLang made and, if killed, leaves behind."""
-    found = set()
-    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
-        path = Path(line.split(maxsplit=5)[-1])
-        if path.parent == Path("/dev/shm") and path.name.startswith("sglang_loads_"):
-            found.add(path)
-    return found
 
 
 def _spawn(

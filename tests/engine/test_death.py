@@ -61,6 +61,7 @@ async def test_killed_engine_leaves_its_tokens_and_one_error(engine: RolloutWork
 
 async def test_no_process_outlives_a_killed_owner(tiny_model: Path, tmp_path: Path) -> None:
     """The owner is killed while the engine starts, once its children are there: the hardest moment."""
+    shared = set(Path("/dev/shm").glob("sglang_*"))
     command = [sys.executable, "-c", OWNER, str(tiny_model), str(tmp_path)]
     owner = await asyncio.create_subprocess_exec(*command, env=os.environ | {"PYTHONPATH": str(Path.cwd())})
     groups: list[int] = []
@@ -80,6 +81,7 @@ async def test_no_process_outlives_a_killed_owner(tiny_model: Path, tmp_path: Pa
         await owner.wait()
     await until(lambda: group_members(groups[0]) == [], timeout_s=20.0)
     assert not scratch.exists()
+    assert set(Path("/dev/shm").glob("sglang_*")) <= shared
 
 
 async def test_launcher_killed_while_starting(tiny_model: Path, tmp_path: Path) -> None:
