@@ -19,6 +19,8 @@ class CheckpointConfig(Section):
     """A checkpoint after every this many steps and after the last one; 0 writes none."""
     keep: int = Field(2, ge=1)
     """Newest checkpoints that are kept."""
+    keep_weights: bool = True
+    """Keep the weights of the last step (and of each checkpoint) as a snapshot in `run_dir/weights/`."""
 
 
 class RunConfig(Section):
