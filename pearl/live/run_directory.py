@@ -36,6 +36,7 @@ class RunDirectory:
         self.workers = path / "workers"
         self.engines = path / "engines"
         self.checkpoints = path / "checkpoints"
+        self.weights = path / "weights"
         self.summary = path / "summary.json"
         self.snapshots = _snapshot_folder(path)
 

@@ -17,7 +17,7 @@ from pearl.core.trajectory import Trajectory
 from pearl.errors import RunFailed
 from pearl.live.actors import Actors
 from pearl.live.run_directory import RunDirectory
-from pearl.weights.snapshot import remove_snapshot
+from pearl.weights.snapshot import remove_snapshot, snapshot_directory
 from trainer.wire import pack_groups
 
 INCARNATION = 1
@@ -84,8 +84,11 @@ class TrainerGroup:
             async with self._turn:
                 await self._export(i.version)
                 self.post(ev.SnapshotPublished(i.version))
-                if self._checkpoint_due(i.version):
+                due = self._checkpoint_due(i.version)
+                if due:
                     await self._checkpoint(i.version)
+                if self.config.checkpoint.keep_weights and (due or i.version == self.config.pipeline.steps):
+                    await asyncio.to_thread(self._keep_weights, i.version)
         except (ActorError, RunFailed) as error:
             self._failed(f"publishing version {i.version}", error)
 
@@ -137,9 +140,21 @@ class TrainerGroup:
         root = str(self.directory.checkpoints)
         state = {"step": step, "version": step}
         await self._all("save", lambda rank: (root, f"step-{step}", state), self.config.deadlines.checkpoint_s)
-        kept = sorted(self.directory.checkpoints.glob("step-*"), key=lambda p: int(p.name.removeprefix("step-")))
-        for old in kept[: -self.config.checkpoint.keep]:
-            shutil.rmtree(old, ignore_errors=True)
+        _keep_newest(list(self.directory.checkpoints.glob("step-*")), "step-", self.config.checkpoint.keep)
+
+    def _keep_weights(self, version: int) -> None:
+        """Copy a snapshot out of memory, whole or not at all."""
+        source = snapshot_directory(self.directory.snapshots, version)
+        target = snapshot_directory(self.directory.weights, version)
+        unfinished = target.with_name(f".{target.name}.unfinished")
+        shutil.copytree(source, unfinished)
+        unfinished.rename(target)
+        _keep_newest(list(self.directory.weights.glob("v*")), "v", self.config.checkpoint.keep)
 
     def _failed(self, stage: str, error: Exception) -> None:
         self.post(ev.TrainerFailed(f"the trainer failed at {stage}: {error}"))
+
+
+def _keep_newest(folders: list[Path], prefix: str, count: int) -> None:
+    for old in sorted(folders, key=lambda path: int(path.name.removeprefix(prefix)))[:-count]:
+        shutil.rmtree(old, ignore_errors=True)

@@ -21,6 +21,7 @@ from rich.console import Console
 from bench.kills import run_with_kills
 from envs.sandbox.folder import default_directory
 from pearl.config.load import load_config
+from pearl.weights.snapshot import read_manifest
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ROOT / "examples" / "tiny.yaml"
@@ -110,6 +111,7 @@ def test_the_run_directory_is_complete(first: tuple[Run, dict[str, Any]]) -> Non
     assert len((run.folder / "metrics.jsonl").read_text().splitlines()) == 3
     assert {p.name for p in (run.folder / "checkpoints").glob("step-*")} == {"step-2", "step-3"}
     assert json.loads((run.folder / "summary.json").read_text()) == summary
+    assert read_manifest(run.folder / "weights" / "v3").checksum == summary["trainer_checksums"]["3"]
 
 
 def test_log_probs_of_rollout_and_trainer_agree(first: tuple[Run, dict[str, Any]]) -> None:
