@@ -122,6 +122,30 @@ class TrainerWorker:
         """Go back to a checkpoint; returns the client state that was saved."""
         return self._started().load_checkpoint(Path(directory), tag)
 
+    def offload(self) -> dict[str, Any]:
+        """Move this rank's states to host memory; then only `reload` and `stop` are left.
+
+        `seconds`; `state_bytes`, the size of what moved by DeepSpeed's books; `device_bytes_freed` and `_left`, GPU
+        memory that torch gave back and still holds, measured (0 on a CPU, where nothing moves). Raises
+        TrainerStateError, and changes nothing, if it is offloaded already or zero_stage is 0.
+        """
+        moved = self._started().offload()
+        return {
+            "seconds": moved.seconds,
+            "state_bytes": moved.state_bytes,
+            "device_bytes_freed": moved.device_bytes_before - moved.device_bytes_after,
+            "device_bytes_left": moved.device_bytes_after,
+        }
+
+    def reload(self) -> dict[str, Any]:
+        """Undo `offload`: `seconds`, `state_bytes` and `device_bytes_taken`, measured (0 on a CPU)."""
+        moved = self._started().reload()
+        return {
+            "seconds": moved.seconds,
+            "state_bytes": moved.state_bytes,
+            "device_bytes_taken": moved.device_bytes_after - moved.device_bytes_before,
+        }
+
     def stop(self) -> None:
         """Leave the group and free the engine; fine at any time."""
         trainer, self._trainer = self._trainer, None

@@ -26,6 +26,20 @@ class World:
     def barrier(self) -> None:
         torch.distributed.barrier()
 
+    def synchronise(self) -> None:
+        """Wait for what was queued on the GPU; nothing on a CPU."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def empty_cache(self) -> None:
+        """Give freed GPU memory back, so that another process can have it; nothing on a CPU."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def device_bytes(self) -> int:
+        """GPU memory that torch holds in this process, used or cached; 0 on a CPU."""
+        return torch.cuda.memory_reserved(self.device) if self.device.type == "cuda" else 0
+
     def total(self, values: list[float]) -> list[float]:
         """Element-wise sum over all ranks, fp64; collective."""
         return self._reduce(values, torch.distributed.ReduceOp.SUM)

@@ -6,13 +6,12 @@ whole update). Then neither the number of ranks nor the cut into micro-batches c
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import resource
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,21 +22,15 @@ from pearl.weights.snapshot import Manifest, combined_checksum, config_hash, ten
 from trainer.batch import Batch, Row, balance, has_signal, make_batch, plan_ranks
 from trainer.checkpoint import is_complete, load_checkpoint, save_checkpoint
 from trainer.engine import GradientNorm, load_model, reference_model, set_learning_rate, start_engine
+from trainer.gather import gathered
 from trainer.grpo import Scores, token_losses
 from trainer.logprobs import TokenScorer
 from trainer.metrics import StepMetrics
 from trainer.microbatch import MicroBatch, collate
+from trainer.offload import Moved, Offloader
 from trainer.schedule import learning_rate_ratio
+from trainer.state import Life, State, TrainerStateError
 from trainer.world import join_world, leave_world, prepare_process
-
-GATHER_BYTES = 64 << 20
-"""Weights that are gathered at once for an export under ZeRO-3."""
-
-State = Literal["ready", "broken", "closed"]
-
-
-class TrainerStateError(RuntimeError):
-    """The trainer cannot do this now: it is closed, or an earlier call broke off between ranks."""
 
 
 class ZeroTrainer:
@@ -75,8 +68,8 @@ class ZeroTrainer:
         self._total_steps, self._temperature = total_steps, temperature
         prepare_process(config.threads)
         torch.manual_seed(seed)
+        self._life = Life(rank)
         self._world = join_world(rank, world_size, master_address, master_port, timeout_s)
-        self._state: State = "broken"
         try:
             model = load_model(self._directory, config)
             self._scorer = TokenScorer(model)
@@ -86,10 +79,11 @@ class ZeroTrainer:
                 self._reference_scorer = TokenScorer(self._reference)
             self._engine = start_engine(model, config)
             self._norm = GradientNorm(self._engine, config)
+            self._offloader = Offloader(self._engine, self._reference, self._world)
         except BaseException:
             leave_world()
             raise
-        self._state = "ready"
+        self._life.state = "ready"
 
     # Training
 
@@ -102,7 +96,7 @@ class ZeroTrainer:
 
         Raises ValueError for groups that `make_batch` refuses, TrainerStateError for a step that was trained before.
         """
-        self._require_ready("train_step")
+        self._life.require("ready", "train_step")
         if step <= self.step:
             raise TrainerStateError(f"step {step} after step {self.step}: a step is trained once")
         began = time.perf_counter()
@@ -114,7 +108,7 @@ class ZeroTrainer:
         learning_rate = self.config.learning_rate * ratio
         metrics = StepMetrics(grpo, self._world)
         norms: list[float] = []
-        with self._broken_on_error():
+        with self._life.during("training"):
             set_learning_rate(self._engine, learning_rate)
             mine = [[collate(rows, self._world.device) for rows in plan[self._world.rank]] for plan in plans]
             old = self._old_logprobs(mine)
@@ -182,15 +176,15 @@ class ZeroTrainer:
         Names are the model's own; a tied output head is written once, under its first name. Raises SnapshotError on
         rank 0 if the version exists (the others do not know, and stay usable).
         """
-        self._require_ready("export")
-        tensors = self._gathered(wanted=self._world.rank == 0)
+        self._life.require("ready", "export")
+        tensors = gathered(self._engine, self._snapshot_dtype, wanted=self._world.rank == 0)
         manifest = None
         try:
             if self._world.rank == 0:
                 manifest = write_snapshot(root, version, config_hash(self._directory), tensors)
         finally:
             # The other ranks gather to the end, so rank 0 must too, also after an error of its own.
-            with self._broken_on_error():
+            with self._life.during("ready"):
                 for _ in tensors:
                     pass
         self.version = version
@@ -198,34 +192,42 @@ class ZeroTrainer:
 
     def checksum(self) -> str:
         """Checksum of the weights as an export would write them, on every rank; equals the manifest's."""
-        self._require_ready("checksum")
-        with self._broken_on_error():
-            return combined_checksum({name: tensor_checksum(tensor) for name, tensor in self._gathered(wanted=True)})
+        self._life.require("ready", "checksum")
+        with self._life.during("ready"):
+            return combined_checksum(
+                {
+                    name: tensor_checksum(tensor)
+                    for name, tensor in gathered(self._engine, self._snapshot_dtype, wanted=True)
+                }
+            )
 
-    def _gathered(self, *, wanted: bool) -> Iterator[tuple[str, Tensor]]:
-        """Whole weights in the snapshot dtype, by buckets under ZeRO-3; nothing where not `wanted`, but in step."""
-        import deepspeed
+    # Memory
 
-        bucket: list[tuple[str, Any]] = []
-        nbytes = 0
-        named = list(self._engine.module.named_parameters())
-        for index, (name, parameter) in enumerate(named):
-            bucket.append((name, parameter))
-            nbytes += getattr(parameter, "ds_numel", parameter.numel()) * parameter.element_size()
-            if nbytes < GATHER_BYTES and index + 1 < len(named):
-                continue
-            with deepspeed.zero.GatheredParameters([p for _, p in bucket], enabled=self.config.zero_stage == 3):
-                for full_name, full in bucket if wanted else ():
-                    yield full_name, full.detach().to(self._snapshot_dtype)
-            bucket, nbytes = [], 0
+    def offload(self) -> Moved:
+        """Move weights, optimizer and reference model to host memory; then only `reload` and `close` are left.
+
+        Raises TrainerStateError, and changes nothing, if the trainer is offloaded already, or cannot come back exact
+        (zero_stage 0, see `trainer.offload`).
+        """
+        self._life.require("ready", "offload")
+        if refusal := self._offloader.refusal():
+            raise TrainerStateError(f"offload: {refusal}")
+        with self._life.during("ready", then="offloaded"):
+            return self._offloader.offload()
+
+    def reload(self) -> Moved:
+        """Undo `offload`: the next step is bit-identical to one without. Raises TrainerStateError if there was none."""
+        self._life.require("offloaded", "reload")
+        with self._life.during("offloaded", then="ready"):
+            return self._offloader.reload()
 
     # Checkpoints
 
     def save_checkpoint(self, directory: Path, tag: str, client_state: dict[str, Any]) -> Path:
         """Write `directory/tag`, complete or not at all, and make it the latest. See `trainer.checkpoint`."""
-        self._require_ready("save_checkpoint")
+        self._life.require("ready", "save_checkpoint")
         state = {"step": self.step, "version": self.version, "client": client_state}
-        with self._broken_on_error(FileExistsError, ValueError):
+        with self._life.during("ready", FileExistsError, ValueError):
             return save_checkpoint(self._engine, self._world, Path(directory), tag, state)
 
     def load_checkpoint(self, directory: Path, tag: str) -> dict[str, Any]:
@@ -234,10 +236,10 @@ class ZeroTrainer:
         Raises FileNotFoundError, and stays usable, if `directory/tag` is no complete checkpoint. The next step's loss
         and gradient are bit-identical to what they were after the save.
         """
-        self._require_ready("load_checkpoint")
+        self._life.require("ready", "load_checkpoint")
         if not is_complete(directory, tag):
             raise FileNotFoundError(f"no complete checkpoint {Path(directory) / tag}")
-        with self._broken_on_error():
+        with self._life.during("ready"):
             state = load_checkpoint(self._engine, Path(directory), tag)
         self.step, self.version = state["step"], state["version"]
         return state["client"]
@@ -246,33 +248,19 @@ class ZeroTrainer:
 
     @property
     def state(self) -> State:
-        return self._state
+        return self._life.state
 
     def close(self) -> None:
         """Free the engine and leave the group; the process can start another trainer. Twice is fine, broken too."""
-        if self._state == "closed":
+        if self._life.state == "closed":
             return
-        self._state = "closed"
+        self._life.state = "closed"
         self._engine.destroy()
-        del self._engine, self._scorer, self._reference, self._norm
+        del self._engine, self._scorer, self._reference, self._norm, self._offloader
         gc.unfreeze()
         leave_world()
         if self._world.device.type == "cuda":
             torch.cuda.empty_cache()
-
-    def _require_ready(self, what: str) -> None:
-        if self._state != "ready":
-            raise TrainerStateError(f"{what}: the trainer of rank {self._world.rank} is {self._state}; start a new one")
-
-    @contextlib.contextmanager
-    def _broken_on_error(self, *harmless: type[Exception]) -> Iterator[None]:
-        try:
-            yield
-        except harmless:
-            raise
-        except BaseException:
-            self._state = "broken"
-            raise
 
 
 def _counts(batch: Batch, updates: list[list[Row]], plans: list[list[list[list[Row]]]]) -> dict[str, float]:

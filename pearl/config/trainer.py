@@ -38,7 +38,7 @@ class TrainerConfig(Section):
     ranks: int = Field(1, ge=1)
     """Data-parallel ranks; a rank is one Dask actor (one GPU, or one CPU process)."""
     zero_stage: Literal[0, 1, 2, 3] = 2
-    """DeepSpeed ZeRO stage. Offload at stage 3 needs a C++ compiler on a CPU."""
+    """DeepSpeed ZeRO stage. Offload needs stage 1, 2 or 3."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Precision of forward and backward; with bfloat16 DeepSpeed keeps fp32 master weights."""
     learning_rate: float = Field(1e-5, ge=0.0)

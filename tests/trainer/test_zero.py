@@ -13,7 +13,7 @@ from pearl.models import resolve_model
 from pearl.weights.snapshot import SnapshotError, read_tensors
 from tests.trainer.reference import ReferenceTrainer
 from tests.trainer.samples import MODEL, config, make_group, make_groups, start
-from trainer import zero
+from trainer import gather
 from trainer.zero import TrainerStateError, ZeroTrainer
 
 Start = Callable[..., ZeroTrainer]
@@ -173,7 +173,7 @@ def test_export_is_the_model(started: Start, stage: int, tmp_path: Path, monkeyp
     manifest = trainer.export(tmp_path, 1)
     assert manifest is not None
     assert manifest.checksum == trainer.checksum()
-    monkeypatch.setattr(zero, "GATHER_BYTES", 1)
+    monkeypatch.setattr(gather, "GATHER_BYTES", 1)
     assert manifest.checksum == trainer.checksum()
     tensors = dict(read_tensors(tmp_path / "v1"))
     model = AutoModelForCausalLM.from_pretrained(resolve_model(MODEL), dtype=torch.float32)
