@@ -82,6 +82,7 @@ def children() -> list[psutil.Process]:
 async def run_with_kills(config: RunConfig, victims: list[str], console: Console) -> dict[str, Any]:
     """Run to the end under `victims`; what happened. Raises AssertionError where something was lost or left."""
     killer = Killer(victims)
+    before = {process.pid for process in children()}
     ready = await preflight(config)
     began = time.monotonic()
     result = await train(config, ready, console, validate=True, watch=killer)
@@ -90,7 +91,8 @@ async def run_with_kills(config: RunConfig, victims: list[str], console: Console
     assert result.summary["trajectories_lost"] == 0, "a sample is lost"
     assert set(killer.ends.values()) == {1}, "a sample ended twice"
     assert set(killer.trained.values()) == {1}, "a sample was trained twice"
-    assert not children(), f"left behind: {children()}"
+    left = [process for process in children() if process.pid not in before]
+    assert not left, f"left behind: {left}"
     return {
         "kills": len(victims),
         "recoveries": killer.recoveries,

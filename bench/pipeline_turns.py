@@ -42,6 +42,7 @@ def config(turns: int, workers: int, environments: int) -> RunConfig:
         },
         "environment": {"workers": environments, "sandboxes_per_worker": 128, "max_turns": TURNS_PER_TRAJECTORY},
         "cluster": {"rollout_workers": workers},
+        "checkpoint": {"keep_weights": False},
         "engine": {"device": "cpu", "max_running_requests": 64},
     }  # fmt: skip
     return make_config(tree, "bench")

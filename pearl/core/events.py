@@ -133,6 +133,13 @@ class EnvironmentOpened(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class EnvironmentReopened(Event):
+    """The environment is in the state in which the trajectory was interrupted."""
+
+    trajectory: TrajectoryId
+
+
+@dataclass(frozen=True, slots=True)
 class TurnGenerated(Event):
     """A generate request returned `tokens` new tokens (maybe none)."""
 
@@ -173,6 +180,18 @@ class EnvironmentFailed(Event):
 @dataclass(frozen=True, slots=True)
 class OpenEnvironment(Instruction):
     """Answer: EnvironmentOpened or EnvironmentFailed."""
+
+    trajectory: TrajectoryId
+    environment_worker: str
+    task: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReopenEnvironment(Instruction):
+    """Rebuild the environment of an interrupted run's trajectory by playing its turns again, and compare.
+
+    Answer: EnvironmentReopened, or EnvironmentFailed where what comes back differs.
+    """
 
     trajectory: TrajectoryId
     environment_worker: str
@@ -222,11 +241,21 @@ class DiscardTrajectory(Instruction):
 
     trajectory: TrajectoryId
     reason: str
+    infrastructure: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DrawGroup(Instruction):
+    """A task was drawn, for the journal. `cursor` is the position in the task order behind this draw."""
+
+    group: int
+    task: int
+    cursor: int
 
 
 @dataclass(frozen=True, slots=True)
 class EndSample(Instruction):
-    """The one end of a sample, for the journal."""
+    """The one end of a sample in the present lineage, for the journal."""
 
     sample: SampleId
     trajectory: TrajectoryId | None
@@ -247,14 +276,15 @@ class QuarantineTask(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class TrainerReady(Event):
-    """All ranks are up; the trainer's weights are of `version` and that snapshot is published."""
+    """All ranks are up at optimizer step `step`; their weights are published as `version`."""
 
     version: int
+    step: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class BatchTrained(Event):
-    """Optimizer step `step` (counted from 1) is done; the trainer's weights are now of version `step`."""
+    """Optimizer step `step` (counted from 1) is done; its weights are to be published."""
 
     step: int
 
@@ -265,13 +295,40 @@ class SnapshotPublished(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class TrainerFailed(Event):
+class CheckpointWritten(Event):
+    """The state after `step` is on disk; the run can go back to it."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerLost(Event):
+    """A rank died or fell silent. What was trained since the newest checkpoint is lost with it."""
+
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
+class TrainerFailed(Event):
+    """The trainer cannot go on, and a restart would not help."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RestartTrainer(Instruction):
+    """Form the group anew from the checkpoint of `step` (0: the initial model) and publish it as `version`.
+
+    All that was trained after that step is rolled back. Answer: TrainerReady, TrainerLost or TrainerFailed.
+    """
+
+    step: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
 class TrainBatch(Instruction):
-    """Train on these groups, members in order. Answer: BatchTrained or TrainerFailed."""
+    """Train on these groups, members in order. Answer: BatchTrained, TrainerLost or TrainerFailed."""
 
     step: int
     groups: tuple[tuple[TrajectoryId, ...], ...]
@@ -279,7 +336,7 @@ class TrainBatch(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class PublishSnapshot(Instruction):
-    """Export the trainer's weights as `version`. Answer: SnapshotPublished or TrainerFailed."""
+    """Export the trainer's weights as `version`. Answer: SnapshotPublished, TrainerLost or TrainerFailed."""
 
     version: int
 

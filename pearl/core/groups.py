@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from pearl.core.events import Outcome
 from pearl.core.trajectory import SampleId, TrajectoryId
 
 
@@ -30,9 +31,12 @@ class Attempt:
     turn_tokens: int = 0
     generated_tokens: int = 0
     turns: int = 0
-    oldest_version: int | None = None
+    oldest_step: int | None = None
+    """Step of the oldest weights that generated a token of it."""
     last_worker: str | None = None
     losses: int = 0
+    resume_at: Phase | None = None
+    """Of a trajectory from an interrupted run: where it goes on once its environment is rebuilt."""
 
 
 @dataclass(slots=True)
@@ -45,8 +49,12 @@ class Member:
     infrastructure_failures: int = 0
     finished: TrajectoryId | None = None
     reward: float = 0.0
-    oldest_version: int = 0
-    ended: bool = False
+    oldest_step: int = 0
+    outcome: Outcome | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.outcome is not None
 
 
 @dataclass(slots=True)

@@ -25,6 +25,7 @@ from pearl.core.environments import EnvironmentTable
 from pearl.core.events import Event, Instruction, Outcome
 from pearl.core.fleet import Fleet
 from pearl.core.groups import Attempt, Group, Member, Phase
+from pearl.core.lineage import Lineage
 from pearl.core.routing import choose_worker
 from pearl.core.staleness import groups_admissible, is_stale
 from pearl.core.tasks import TaskCursor
@@ -54,6 +55,8 @@ class PipelineSettings:
     min_group_size: int
     quarantine_after: int
     worker_restarts: int
+    checkpoints: bool = False
+    """Whether checkpoints are written, so that a lost trainer can be replaced."""
 
 
 class Pipeline:
@@ -73,9 +76,14 @@ class Pipeline:
         """Trajectories that wait for a worker: a heap, oldest group first."""
         self.ready: deque[int] = deque()
         """Complete groups in the order in which they were completed."""
+        self.suspended: deque[Attempt] = deque()
+        """Trajectories of an interrupted run whose environments are to be rebuilt."""
+        self.lineage = Lineage()
         self.steps_done = 0
         self.training: tuple[Group, ...] = ()
         self.publishing = False
+        self.trainer_down = True
+        self.trainer_restarts = 0
         self.drawn_groups = 0
         self.dropped_groups = 0
         self.task_failures: dict[int, int] = {}
@@ -96,7 +104,10 @@ class Pipeline:
             ev.EnvironmentStepped: self._environment_stepped,
             ev.TrajectoryScored: self._trajectory_scored,
             ev.EnvironmentFailed: self._environment_failed,
+            ev.EnvironmentReopened: self._environment_reopened,
             ev.TrainerReady: self._trainer_ready,
+            ev.TrainerLost: self._trainer_lost,
+            ev.CheckpointWritten: lambda event: self.lineage.checkpointed(event.step),
             ev.BatchTrained: self._batch_trained,
             ev.SnapshotPublished: self._snapshot_published,
             ev.TrainerFailed: self._trainer_failed,
@@ -127,6 +138,11 @@ class Pipeline:
         """Newest published weights; -1 before the trainer is ready."""
         return self.fleet.version
 
+    @property
+    def published_step(self) -> int:
+        """Optimizer step of the newest published weights; -1 before the trainer is ready."""
+        return self.lineage.step_of.get(self.version, -1)
+
     def _run_started(self, event: ev.RunStarted) -> None:
         self.fleet.start_all(event.rollout_workers, self._now)
         self.environments.start_all(event.environment_workers)
@@ -149,7 +165,7 @@ class Pipeline:
         s = self.settings
         if self.version < 0:
             return
-        allowed = groups_admissible(self.version, s.max_staleness_steps, s.groups_per_batch, s.steps)
+        allowed = groups_admissible(self.published_step, s.max_staleness_steps, s.groups_per_batch, s.steps)
         while self.drawn_groups - self.dropped_groups < allowed:
             task = self.tasks.draw()
             if task is None:
@@ -160,12 +176,20 @@ class Pipeline:
             self.drawn_groups += 1
             self.groups[group.number] = group
             self.waiting.extend(group.members)
+            self._out.append(ev.DrawGroup(group.number, task, self.tasks.drawn))
 
     def _open(self) -> None:
-        while self.waiting and len(self.attempts) < self.settings.max_concurrent_trajectories:
+        while (self.suspended or self.waiting) and len(self.attempts) < self.settings.max_concurrent_trajectories:
             slot = self.environments.roomiest()
             if slot is None:
                 return
+            if self.suspended:
+                attempt = self.suspended.popleft()
+                attempt.environment_worker = slot.name
+                slot.live += 1
+                self.attempts[attempt.id] = attempt
+                self._out.append(ev.ReopenEnvironment(attempt.id, slot.name, attempt.task))
+                continue
             member = self.waiting.popleft()
             trajectory = TrajectoryId(*member.sample, member.attempts)
             member.attempts += 1
@@ -185,6 +209,16 @@ class Pipeline:
                     f"= {self.settings.max_trajectory_tokens}"
                 )
                 self._discard(attempt, reason, infrastructure=False, retry=False)
+
+    def _environment_reopened(self, event: ev.EnvironmentReopened) -> None:
+        if attempt := self._attempt(event.trajectory, Phase.OPENING):
+            if attempt.resume_at is Phase.STEPPING:
+                attempt.phase = Phase.STEPPING
+                self._out.append(ev.StepEnvironment(attempt.id, attempt.environment_worker))
+            elif self._room(attempt) > 0:
+                self._enqueue(attempt)
+            else:
+                self._score(attempt, StopReason.TOKEN_LIMIT)
 
     def _room(self, attempt: Attempt) -> int:
         """Tokens that the present turn may still generate."""
@@ -223,8 +257,8 @@ class Pipeline:
             attempt.tokens += event.tokens
             attempt.turn_tokens += event.tokens
             attempt.generated_tokens += event.tokens
-            oldest = attempt.oldest_version
-            attempt.oldest_version = event.version if oldest is None else min(oldest, event.version)
+            step, oldest = self.lineage.step_of[event.version], attempt.oldest_step
+            attempt.oldest_step = step if oldest is None else min(oldest, step)
         if event.finish is FinishReason.FAILED:
             self._discard(attempt, f"generation failed: {event.reason}", infrastructure=False)
         elif event.finish in (FinishReason.ABORT, FinishReason.LOST) and self._room(attempt) > 0:
@@ -264,7 +298,7 @@ class Pipeline:
         if attempt := self._attempt(event.trajectory, Phase.SCORING):
             group, member = self._member(attempt.id)
             member.finished, member.reward = attempt.id, event.reward
-            member.oldest_version = attempt.oldest_version or 0
+            member.oldest_step = attempt.oldest_step or 0
             self._close(attempt)
             self._settle(group)
 
@@ -295,7 +329,7 @@ class Pipeline:
             self._close(attempt)
         else:
             del self.attempts[attempt.id]
-        self._out.append(ev.DiscardTrajectory(attempt.id, reason))
+        self._out.append(ev.DiscardTrajectory(attempt.id, reason, infrastructure))
         group, member = self._member(attempt.id)
         if infrastructure:
             member.infrastructure_failures += 1
@@ -312,7 +346,7 @@ class Pipeline:
 
     def _end(self, member: Member, trajectory: TrajectoryId | None, outcome: Outcome, reason: str) -> None:
         assert not member.ended, f"{member.sample} ends twice"
-        member.ended = True
+        member.outcome = outcome
         self.ended[outcome] += 1
         self._out.append(ev.EndSample(member.sample, trajectory, outcome, reason))
 
@@ -346,7 +380,7 @@ class Pipeline:
     # --- training ---------------------------------------------------------------------------------
 
     def _train(self) -> None:
-        if self.training or self.publishing or self.version < 0 or self.steps_done >= self.settings.steps:
+        if self.training or self.publishing or self.trainer_down or self.steps_done >= self.settings.steps:
             return
         size = self.settings.groups_per_batch
         while len(self.ready) >= size:
@@ -375,8 +409,8 @@ class Pipeline:
         """End the group's overtaken samples; whether the group can still train."""
         step = self.steps_done + 1
         for member in group.finished:
-            if is_stale(member.oldest_version, step, self.settings.max_staleness_steps):
-                reason = f"oldest token of v{member.oldest_version}, step {step}"
+            if is_stale(member.oldest_step, step, self.settings.max_staleness_steps):
+                reason = f"oldest token of the weights after step {member.oldest_step}, now step {step}"
                 self._end(member, member.finished, Outcome.STALE, reason)
         if self._large_enough(group, Outcome.STALE):
             return True
@@ -384,8 +418,31 @@ class Pipeline:
         return False
 
     def _trainer_ready(self, event: ev.TrainerReady) -> None:
-        self.steps_done = event.version
+        self.trainer_down = False
+        self.steps_done = event.step
+        self.lineage.published(event.version, event.step)
         self.fleet.published(event.version, self._now)
+
+    def _trainer_lost(self, event: ev.TrainerLost) -> None:
+        """Go back to the newest checkpoint; rollout goes on meanwhile as far as the staleness bound allows."""
+        self.trainer_restarts += 1
+        if self.version < 0 or not self.settings.checkpoints:
+            self._finish(True, event.reason)
+        elif self.trainer_restarts > self.settings.worker_restarts:
+            self._finish(True, f"the trainer was lost {self.trainer_restarts} times; the last time: {event.reason}")
+        else:
+            back = self.lineage.roll_back()
+            for group in back:
+                for member in group.members:
+                    if member.outcome is Outcome.TRAINED:
+                        member.outcome = None
+                        self.ended[Outcome.TRAINED] -= 1
+                self.groups[group.number] = group
+            self.groups = dict(sorted(self.groups.items()))
+            self.ready.extendleft(group.number for group in reversed([*back, *self.training]))
+            self.training, self.publishing, self.trainer_down = (), False, True
+            self.steps_done = self.lineage.checkpoint_step
+            self._out.append(ev.RestartTrainer(self.steps_done, self.version + 1))
 
     def _batch_trained(self, event: ev.BatchTrained) -> None:
         assert event.step == self.steps_done + 1, f"step {event.step} after {self.steps_done}"
@@ -394,17 +451,20 @@ class Pipeline:
             for member in group.finished:
                 self._end(member, member.finished, Outcome.TRAINED, f"step {event.step}")
             del self.groups[group.number]
+        if self.settings.checkpoints:
+            self.lineage.trained(event.step, self.training)
         self.training = ()
         self.publishing = True
-        self._out.append(ev.PublishSnapshot(event.step))
+        self._out.append(ev.PublishSnapshot(self.version + 1))
 
     def _snapshot_published(self, event: ev.SnapshotPublished) -> None:
         self.publishing = False
+        self.lineage.published(event.version, self.steps_done)
         self.fleet.published(event.version, self._now)
 
     def _done(self) -> bool:
         """All steps are trained and published, and no engine is on its way to the last weights."""
-        return self.version == self.settings.steps and self.fleet.settled
+        return self.published_step == self.settings.steps and self.fleet.settled and not self.trainer_down
 
     def _trainer_failed(self, event: ev.TrainerFailed) -> None:
         self._finish(True, event.reason)
@@ -433,8 +493,9 @@ class Pipeline:
         present = [m for g in self.groups.values() for m in g.members]
         assert self.samples_unfinished == sum(not m.ended for m in present), "a sample is lost or counted twice"
         waiting = {m.sample for m in self.waiting}
-        live = {a.id.sample for a in self.attempts.values()}
-        assert len(waiting) == len(self.waiting) and len(live) == len(self.attempts), "a sample is rolled out twice"
+        open_attempts = [*self.attempts.values(), *self.suspended]
+        live = {a.id.sample for a in open_attempts}
+        assert len(waiting) == len(self.waiting) and len(live) == len(open_attempts), "a sample is rolled out twice"
         for member in present:
             states = (member.sample in waiting) + (member.sample in live) + (member.finished is not None)
             assert states == 1 - (member.ended and member.finished is None), f"{member.sample} is in {states} places"

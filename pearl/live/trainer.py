@@ -89,7 +89,7 @@ class TrainerGroup:
                     await self._checkpoint(i.version)
                 if self.config.checkpoint.keep_weights and (due or i.version == self.config.pipeline.steps):
                     await asyncio.to_thread(self._keep_weights, i.version)
-        except (ActorError, RunFailed) as error:
+        except (ActorError, RunFailed, OSError) as error:
             self._failed(f"publishing version {i.version}", error)
 
     def retire(self, version: int) -> None:

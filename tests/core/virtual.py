@@ -55,7 +55,7 @@ class Virtual:
     def run(self) -> ev.FinishRun:
         """Play to the end; the machine must finish by itself."""
         self.at(0.0, ev.RunStarted(self.workers, self.environments))
-        self.at(1.0, ev.TrainerReady(0))
+        self.at(1.0, ev.TrainerReady(0, 0))
         while self.heap:
             self.budget -= 1
             assert self.budget > 0, "the run does not end"

@@ -53,6 +53,7 @@ async def play(folder: Path, classes: ActorClasses, **sections: dict[str, Any]) 
         "pipeline": {"steps": 2, "groups_per_batch": 1, "group_size": 2, "worker_restarts": 0},
         "cluster": {"rollout_workers": 1},
         "engine": {"device": "cpu"},
+        "checkpoint": {"keep_weights": False},
     }
     for name, section in sections.items():
         tree[name] = {**tree.get(name, {}), **section}  # type: ignore[dict-item]
