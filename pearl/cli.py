@@ -78,6 +78,25 @@ def _conclude(console: Console, summary: dict, steps: int) -> None:
 
 
 @app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="A run directory.")],
+    output: Annotated[Path | None, typer.Option(help="New or empty; RUN/export/v<version> if not given.")] = None,
+    version: Annotated[int | None, typer.Option(help="Weight version; the newest if not given.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="One object on stdout.")] = False,
+) -> None:
+    """Write the weights that a run kept as a Hugging Face directory."""
+    quiet_libraries()
+    from pearl.export import export as export_run
+
+    done = export_run(run, output, version)
+    if json:
+        print(json_module.dumps(done.as_dict()))
+    else:
+        text = f"version {done.version}: {done.tensors} tensors, {done.nbytes / 1e6:.1f} MB ({done.dtype}), verified"
+        Console().print(f"{done.output}\n{text}", highlight=False, soft_wrap=True)
+
+
+@app.command()
 def doctor(
     json: Annotated[bool, typer.Option("--json", help="One object on stdout.")] = False,
 ) -> None:
