@@ -28,7 +28,10 @@ class TrainerWorker:
         self._rank = -1
 
     def describe(self) -> dict[str, Any]:
-        """Who and where this rank is: pid, host, rank (-1 before `start`), state, step, version."""
+        """Who and where this rank is: pid, host, rank (-1 before `start`), state, step, version.
+
+        `changes` names settings in which the loaded checkpoint differs, each with [then, now].
+        """
         trainer = self._trainer
         return {
             "pid": os.getpid(),
@@ -37,6 +40,7 @@ class TrainerWorker:
             "state": trainer.state if trainer else "stopped",
             "step": trainer.step if trainer else 0,
             "version": trainer.version if trainer else 0,
+            "changes": {name: list(pair) for name, pair in trainer.changes.items()} if trainer else {},
         }
 
     def rendezvous(self) -> tuple[str, int]:
@@ -119,7 +123,7 @@ class TrainerWorker:
         return {"directory": str(path), "seconds": time.perf_counter() - began}
 
     def load(self, directory: str, tag: str) -> dict[str, Any]:
-        """Go back to a checkpoint; returns the client state that was saved."""
+        """Go back to a checkpoint, of this or another number of ranks; returns the client state that was saved."""
         return self._started().load_checkpoint(Path(directory), tag)
 
     def offload(self) -> dict[str, Any]:

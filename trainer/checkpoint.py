@@ -1,6 +1,9 @@
 """Checkpoints that are there whole or not at all: DeepSpeed writes into an unfinished directory, one rename ends it.
 
     directory/<tag>/                    DeepSpeed's files of all ranks
+    directory/<tag>/pearl.json          number of ranks, fingerprint of the configuration
+    directory/<tag>/random.<rank>       states of the random number generators
+    directory/<tag>/universal/          the same for another number of ranks, made when one asks (`trainer.universal`)
     directory/latest                    the newest complete tag
     directory/zero_to_*.py              DeepSpeed's converters, which it copies there unasked
     directory/.<tag>.unfinished/        left by a save that died; the next save of that tag removes it
@@ -10,19 +13,39 @@ All ranks need the same directory (a shared file system if they are on several h
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer import randomness, universal
+from trainer.fingerprint import ESSENTIAL, Fingerprint, differences
 from trainer.world import World
 
 TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 LATEST = "latest"
+DESCRIPTION = "pearl.json"
 STATE_KEY = "pearl"
 
 
-def save_checkpoint(engine: Any, world: World, directory: Path, tag: str, state: dict[str, Any]) -> Path:
+class CheckpointError(ValueError):
+    """This checkpoint cannot be loaded here. Nothing was loaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    state: dict[str, Any]
+    """What the save was given."""
+    changes: dict[str, tuple[Any, Any]]
+    """Settings that were others when it was saved: name to (then, now)."""
+
+
+def save_checkpoint(
+    engine: Any, world: World, directory: Path, tag: str, settings: Fingerprint, state: dict[str, Any]
+) -> Path:
     """Write `directory/tag`; collective. Returns its path once it is complete and `latest` names it.
 
     Raises ValueError for a tag that is no plain name and FileExistsError if the tag is there already.
@@ -39,7 +62,11 @@ def save_checkpoint(engine: Any, world: World, directory: Path, tag: str, state:
         shutil.rmtree(unfinished, ignore_errors=True)
     world.barrier()
     engine.save_checkpoint(str(directory), tag=unfinished.name, client_state={STATE_KEY: state}, save_latest=False)
+    (unfinished / f"random.{world.rank}").write_bytes(randomness.capture())
+    world.barrier()
     if world.rank == 0:
+        description = {"ranks": world.size, "settings": settings}
+        (unfinished / DESCRIPTION).write_text(json.dumps(description, indent=1))
         unfinished.rename(target)
         new = target.with_name(f".{LATEST}.new")
         new.write_text(tag)
@@ -61,12 +88,47 @@ def is_complete(directory: Path, tag: str) -> bool:
     return TAG.fullmatch(tag) is not None and (Path(directory) / tag).is_dir()
 
 
-def load_checkpoint(engine: Any, directory: Path, tag: str) -> dict[str, Any]:
-    """Restore weights, optimizer and the saved state; collective. Needs as many ranks as the save had, and its stage.
+def load_checkpoint(
+    engine: Any, world: World, directory: Path, tag: str, settings: Fingerprint, timeout_s: float
+) -> Loaded:
+    """Restore weights, optimizer, random number generators and the saved state; collective.
 
-    Raises ValueError if `directory/tag` was not written by `save_checkpoint`; look with `is_complete` first.
+    A checkpoint of another number of ranks is converted first, by rank 0 and at most once, within `timeout_s` seconds.
+    A rank that the save did not have keeps its random number generators as they are.
+
+    Raises CheckpointError, and has loaded nothing, if `directory/tag` was not written by `save_checkpoint`, is of
+    another model, dtype or ZeRO stage, or cannot be converted; look with `is_complete` first.
     """
-    path, client_state = engine.load_checkpoint(str(directory), tag=tag)
+    target = Path(directory) / tag
+    try:
+        description = json.loads((target / DESCRIPTION).read_text())
+        ranks, changes = description["ranks"], differences(description["settings"], settings)
+    except (FileNotFoundError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{target} is no checkpoint of this trainer") from error
+    for name in ESSENTIAL:
+        if name in changes:
+            then, now = changes[name]
+            raise CheckpointError(f"{target} was saved with {name} = {then}, and this trainer has {now}; use {then}")
+    loading: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if ranks != world.size and engine.zero_optimization():
+        _convert(world, target, timeout_s)
+        tag, loading = f"{tag}/{universal.FOLDER}", universal.universal_loading(engine)
+    with loading:
+        path, client_state = engine.load_checkpoint(str(directory), tag=tag)
     if path is None or STATE_KEY not in client_state:
-        raise ValueError(f"{Path(directory) / tag} is no checkpoint of this trainer")
-    return client_state[STATE_KEY]
+        raise RuntimeError(f"DeepSpeed found no state of this trainer in {target}")
+    if world.rank < ranks:
+        randomness.restore((target / f"random.{world.rank}").read_bytes())
+    return Loaded(client_state[STATE_KEY], changes)
+
+
+def _convert(world: World, checkpoint: Path, timeout_s: float) -> None:
+    """On rank 0; all ranks raise if it fails."""
+    failed: Exception | None = None
+    if world.rank == 0:
+        try:
+            universal.convert(checkpoint, timeout_s)
+        except (universal.ConversionError, OSError) as error:
+            failed = error
+    if world.total([float(failed is not None)])[0]:
+        raise CheckpointError(f"{failed or f'rank 0 could not convert {checkpoint}'}") from failed

@@ -121,6 +121,22 @@ def set_learning_rate(engine: Any, rate: float) -> None:
         group["lr"] = rate
 
 
+def settle_optimizer(engine: Any, config: TrainerConfig) -> None:
+    """Call after a checkpoint was loaded: DeepSpeed then has the optimizer's settings from there, not from `config`.
+
+    And after a universal one all parts of ZeRO-3's weights share one step tensor in host memory: each part would count
+    as a step, and a fused AdamW on a GPU would refuse it. So each parameter gets its own state on its own device.
+    """
+    for group in engine.optimizer.param_groups:
+        group |= {"betas": tuple(config.betas), "weight_decay": config.weight_decay}
+    if hasattr(engine.optimizer, "clip_grad"):
+        engine.optimizer.clip_grad = config.gradient_clip
+    for parameter, state in engine.basic_optimizer.state.items():
+        for name, value in state.items():
+            if torch.is_tensor(value):
+                state[name] = value.to(parameter.device, copy=name == "step")
+
+
 def reference_model(directory: Path, config: TrainerConfig, world: World) -> Any:
     """The initial model, frozen, whole on every rank, in the training dtype (1 x the weights' bytes)."""
     return load_model(directory, config).eval().requires_grad_(False).to(world.device)

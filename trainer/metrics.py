@@ -1,4 +1,5 @@
-"""Diagnostics of a step: sums and maxima over loss tokens, kept on the device and reduced over ranks once a step."""
+"""Diagnostics of a step: sums and maxima over loss tokens, kept on the device and reduced over ranks once a step; and
+counts of the batch."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import torch
 from torch import Tensor
 
 from pearl.config.trainer import GrpoConfig
+from trainer.batch import Batch, Row
 from trainer.grpo import Scores, is_clipped, k3, policy_ratio
 from trainer.world import World
 
@@ -78,3 +80,21 @@ class StepMetrics:
         maxima = dict(zip(MAXIMA, self._world.largest(self._maxima.tolist()), strict=True))
         tokens = sums.pop("tokens")
         return {name: value / max(1.0, tokens) for name, value in sums.items()} | maxima
+
+
+def batch_counts(batch: Batch, updates: list[list[Row]], plans: list[list[list[list[Row]]]]) -> dict[str, float]:
+    """What a step was given, and how it was cut: rows of each update; and of each update, rank and micro-batch."""
+    packed = [rows for plan in plans for rank in plan for rows in rank]
+    padded = sum(len(rows) * max(row.length for row in rows) for rows in packed if rows)
+    trained = [row for rows in updates for row in rows]
+    return {
+        "groups": float(batch.groups),
+        "zero_variance_groups": float(batch.zero_variance_groups),
+        "trajectories": float(batch.trajectories),
+        "without_tokens": float(batch.without_tokens),
+        "reward_mean": batch.reward_mean,
+        "tokens_trained": float(batch.tokens),
+        "loss_tokens": float(sum(row.loss_tokens for row in trained)),
+        "micro_batches": float(len(packed)),
+        "padding_share": 1.0 - sum(row.length for row in trained) / padded if padded else 0.0,
+    }

@@ -19,18 +19,29 @@ from torch import Tensor
 from pearl.config.trainer import TrainerConfig
 from pearl.core.trajectory import Trajectory
 from pearl.weights.snapshot import Manifest, combined_checksum, config_hash, tensor_checksum, write_snapshot
-from trainer.batch import Batch, Row, balance, has_signal, make_batch, plan_ranks
-from trainer.checkpoint import is_complete, load_checkpoint, save_checkpoint
-from trainer.engine import GradientNorm, load_model, reference_model, set_learning_rate, start_engine
+from trainer.batch import balance, has_signal, make_batch, plan_ranks
+from trainer.checkpoint import CheckpointError, is_complete, load_checkpoint, save_checkpoint
+from trainer.engine import (
+    GradientNorm,
+    load_model,
+    reference_model,
+    set_learning_rate,
+    settle_optimizer,
+    start_engine,
+)
+from trainer.fingerprint import fingerprint
 from trainer.gather import gathered
 from trainer.grpo import Scores, token_losses
 from trainer.logprobs import TokenScorer
-from trainer.metrics import StepMetrics
+from trainer.metrics import StepMetrics, batch_counts
 from trainer.microbatch import MicroBatch, collate
 from trainer.offload import Moved, Offloader
 from trainer.schedule import learning_rate_ratio
 from trainer.state import Life, State, TrainerStateError
 from trainer.world import join_world, leave_world, prepare_process
+
+CONVERSION_SHARE = 0.9
+"""Of `timeout_s`, for converting a checkpoint: rank 0 must give up before the ranks that wait for it do."""
 
 
 class ZeroTrainer:
@@ -63,9 +74,12 @@ class ZeroTrainer:
         """Last step trained, counted from 1."""
         self.version = 0
         """Last weight version exported; 0 is the initial model."""
+        self.changes: dict[str, tuple[Any, Any]] = {}
+        """Settings in which the loaded checkpoint differs: name to (then, now)."""
         self._directory = Path(model_directory)
+        self._settings = fingerprint(config, self._directory, temperature)
         self._snapshot_dtype: torch.dtype = getattr(torch, snapshot_dtype)
-        self._total_steps, self._temperature = total_steps, temperature
+        self._total_steps, self._temperature, self._timeout_s = total_steps, temperature, timeout_s
         prepare_process(config.threads)
         torch.manual_seed(seed)
         self._life = Life(rank)
@@ -119,7 +133,7 @@ class ZeroTrainer:
             self.step = step
         return (
             measured
-            | _counts(batch, updates, plans)
+            | batch_counts(batch, updates, plans)
             | {
                 "step": float(step),
                 "lr": learning_rate,
@@ -228,21 +242,27 @@ class ZeroTrainer:
         self._life.require("ready", "save_checkpoint")
         state = {"step": self.step, "version": self.version, "client": client_state}
         with self._life.during("ready", FileExistsError, ValueError):
-            return save_checkpoint(self._engine, self._world, Path(directory), tag, state)
+            return save_checkpoint(self._engine, self._world, Path(directory), tag, self._settings, state)
 
     def load_checkpoint(self, directory: Path, tag: str) -> dict[str, Any]:
-        """Go back to a checkpoint of the same stage and number of ranks; returns what the save was given.
+        """Go back to a checkpoint; returns what the save was given. `changes` then tells which settings were others.
 
-        Raises FileNotFoundError, and stays usable, if `directory/tag` is no complete checkpoint. The next step's loss
-        and gradient are bit-identical to what they were after the save.
+        From as many ranks as there are now the next step is bit-identical to what it was after the save. From another
+        number the checkpoint is converted first, once (`trainer.universal`); then its loss differs by rounding.
+
+        Raises FileNotFoundError if `directory/tag` is no complete checkpoint, CheckpointError if it does not fit
+        (model, dtype, ZeRO stage) or cannot be converted; the trainer stays usable, as it was.
         """
         self._life.require("ready", "load_checkpoint")
         if not is_complete(directory, tag):
             raise FileNotFoundError(f"no complete checkpoint {Path(directory) / tag}")
-        with self._life.during("ready"):
-            state = load_checkpoint(self._engine, Path(directory), tag)
-        self.step, self.version = state["step"], state["version"]
-        return state["client"]
+        with self._life.during("ready", CheckpointError):
+            loaded = load_checkpoint(
+                self._engine, self._world, Path(directory), tag, self._settings, CONVERSION_SHARE * self._timeout_s
+            )
+            settle_optimizer(self._engine, self.config)
+        self.step, self.version, self.changes = loaded.state["step"], loaded.state["version"], loaded.changes
+        return loaded.state["client"]
 
     # Life
 
@@ -261,20 +281,3 @@ class ZeroTrainer:
         leave_world()
         if self._world.device.type == "cuda":
             torch.cuda.empty_cache()
-
-
-def _counts(batch: Batch, updates: list[list[Row]], plans: list[list[list[list[Row]]]]) -> dict[str, float]:
-    packed = [rows for plan in plans for rank in plan for rows in rank]
-    padded = sum(len(rows) * max(row.length for row in rows) for rows in packed if rows)
-    trained = [row for rows in updates for row in rows]
-    return {
-        "groups": float(batch.groups),
-        "zero_variance_groups": float(batch.zero_variance_groups),
-        "trajectories": float(batch.trajectories),
-        "without_tokens": float(batch.without_tokens),
-        "reward_mean": batch.reward_mean,
-        "tokens_trained": float(batch.tokens),
-        "loss_tokens": float(sum(row.loss_tokens for row in trained)),
-        "micro_batches": float(len(packed)),
-        "padding_share": 1.0 - sum(row.length for row in trained) / padded if padded else 0.0,
-    }

@@ -1,11 +1,19 @@
 """A checkpoint is whole or not there, and training goes on from it bit for bit."""
 
+import json
+import random
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.trainer.samples import config, make_groups, start
-from trainer.checkpoint import latest_tag
+from trainer import randomness
+from trainer.checkpoint import CheckpointError, latest_tag
+from trainer.fingerprint import differences
 
 SAME = ("loss", "grad_norm", "entropy", "mismatch_kl", "lr", "staleness_max", "kl_to_initial")
 
@@ -74,6 +82,88 @@ def test_a_torn_save_is_never_picked(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert trainer.load_checkpoint(tmp_path, "b") == {"n": 1}
     assert not list(tmp_path.glob("*.unfinished"))
     trainer.close()
+
+
+def draw() -> list[float]:
+    """A number of each generator, the second normal one of a pair too, which numpy and python keep."""
+    return [random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn(), float(torch.randn(()))]
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), warm_up=st.integers(0, 5), between=st.integers(0, 5))
+def test_random_number_generators_go_on_where_they_were(seed: int, warm_up: int, between: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    for _ in range(warm_up):
+        draw()
+    state = randomness.capture()
+    expected = [draw() for _ in range(3)]
+    for _ in range(between):
+        draw()
+    randomness.restore(state)
+    assert [draw() for _ in range(3)] == expected
+
+
+def test_a_checkpoint_holds_the_random_number_generators(tmp_path: Path) -> None:
+    trainer = start(config(zero_stage=2), seed=3)
+    draw()
+    trainer.save_checkpoint(tmp_path, "a", {})
+    expected = draw()
+    trainer.close()
+    trainer = start(config(zero_stage=2), seed=4)
+    trainer.load_checkpoint(tmp_path, "a")
+    assert draw() == expected
+    trainer.close()
+
+
+def test_a_checkpoint_of_another_kind_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    trainer = start(config(zero_stage=2))
+    trainer.train_step(1, make_groups(1))
+    trainer.save_checkpoint(tmp_path, "a", {})
+    trainer.close()
+    (tmp_path / "foreign").mkdir()
+    description = json.loads((tmp_path / "a" / "pearl.json").read_text())
+    description["settings"]["model"] = "other"
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "pearl.json").write_text(json.dumps(description))
+
+    trainer = start(config(zero_stage=1))
+    before = trainer.checksum()
+    for tag, message in [
+        ("a", r"trainer\.zero_stage = 2, and this trainer has 1; use 2"),
+        ("model", "model = other"),
+        ("foreign", "no checkpoint of this trainer"),
+    ]:
+        with pytest.raises(CheckpointError, match=message):
+            trainer.load_checkpoint(tmp_path, tag)
+    assert (trainer.state, trainer.step, trainer.checksum()) == ("ready", 0, before)
+    trainer.close()
+
+
+def test_settings_changed_since_the_save_hold_and_are_named(tmp_path: Path) -> None:
+    trainer = start(config(zero_stage=2, gradient_clip=0.5))
+    trainer.train_step(1, make_groups(1))
+    trainer.save_checkpoint(tmp_path, "a", {})
+    trainer.close()
+    changed = {"weight_decay": 0.3, "betas": (0.8, 0.9), "gradient_clip": 0.25, "grpo": {"clip_low": 0.1}}
+    trainer = start(config(zero_stage=2, **changed), temperature=0.7)
+    trainer.load_checkpoint(tmp_path, "a")
+    assert trainer.changes == {
+        "temperature": (1.0, 0.7),
+        "trainer.betas": ([0.9, 0.95], [0.8, 0.9]),
+        "trainer.weight_decay": (0.0, 0.3),
+        "trainer.gradient_clip": (0.5, 0.25),
+        "trainer.grpo.clip_low": (0.2, 0.1),
+    }
+    optimizer = trainer._engine.optimizer
+    (group,) = optimizer.param_groups
+    assert (group["weight_decay"], group["betas"], optimizer.clip_grad) == (0.3, (0.8, 0.9), 0.25)
+    trainer.close()
+
+
+def test_differences_name_what_only_one_side_has() -> None:
+    assert differences({"a": 1, "b": 2}, {"b": 2, "c": 3}) == {"a": (1, None), "c": (None, 3)}
 
 
 def test_no_checkpoint_is_none(tmp_path: Path) -> None:
