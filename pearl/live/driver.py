@@ -62,6 +62,7 @@ def pipeline_settings(config: RunConfig) -> PipelineSettings:
         min_group_size=p.min_group_size,
         quarantine_after=p.quarantine_after,
         worker_restarts=p.worker_restarts,
+        checkpoints=config.checkpoint.every_steps > 0,
     )
 
 
@@ -162,7 +163,11 @@ class Driver:
                 self._batch = [[self.finished[t] for t in group] for group in i.groups]
                 self._spawn(self.trainer.train(i, self._batch))
             case ev.PublishSnapshot():
-                self._spawn(self.trainer.publish(i))
+                self._spawn(self.trainer.publish(i, self.pipeline.steps_done))
+            case ev.RestartTrainer():
+                self._spawn(self.trainer.start(i.step, i.version))
+            case ev.DrawGroup():
+                pass  # for the journal
             case ev.RetireSnapshots():
                 self.trainer.retire(i.version)
             case ev.SyncWeights():
@@ -195,7 +200,7 @@ class Driver:
         kinds: dict[str, Callable[[], None]] = {
             "rollout": lambda: self.rollout.left(slot, incarnation, reason),
             "environment": lambda: self.environments.left(slot, incarnation, reason),
-            "trainer": lambda: self.trainer.left(slot, reason),
+            "trainer": lambda: self.trainer.left(slot, incarnation, reason),
         }
         kinds[slot.rpartition("-")[0]]()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pearl.cluster.actor_ref import ActorRef
-from pearl.cluster.errors import ActorError
+from pearl.cluster.errors import ActorError, ActorLost, ActorTimeout
 from pearl.config import RunConfig
 from pearl.core import events as ev
 from pearl.core.events import Event
@@ -19,9 +19,6 @@ from pearl.live.actors import Actors
 from pearl.live.run_directory import RunDirectory
 from pearl.weights.snapshot import remove_snapshot, snapshot_directory
 from trainer.wire import pack_groups
-
-INCARNATION = 1
-"""A run has one life of its trainer."""
 
 
 class TrainerGroup:
@@ -37,6 +34,8 @@ class TrainerGroup:
         self.checksums: dict[int, str] = {}
         """Checksum over all tensors of each published version."""
         self.on_step: Callable[[dict[str, float]], None] = lambda metrics: None
+        self.incarnation = 0
+        self._told: set[int] = set()
         self._turn = asyncio.Lock()
         self._oldest = 0
 
@@ -44,61 +43,76 @@ class TrainerGroup:
     def slots(self) -> list[str]:
         return [f"trainer-{rank}" for rank in range(self.config.trainer.ranks)]
 
-    async def start(self) -> None:
-        """Bring all ranks up and publish version 0; answers TrainerReady or TrainerFailed."""
+    async def start(self, step: int = 0, version: int = 0) -> None:
+        """Bring all ranks up at the checkpoint of `step` (0: the initial model) and publish that as `version`.
+
+        Answers TrainerReady, TrainerLost or TrainerFailed. Ranks of an earlier life are ended first.
+        """
         deadlines = self.config.deadlines
         limit = deadlines.trainer_start_s
         # Ranks wait for each other inside a call no longer than the longest call may take.
         collective_s = max(limit, deadlines.train_s, deadlines.publish_s, deadlines.checkpoint_s)
+        self.incarnation += 1
+        life = self.incarnation
+        self.refs = []
         try:
-            starts = (self.actors.start(slot, INCARNATION, self.actors.classes.trainer) for slot in self.slots)
-            self.refs = list(await asyncio.gather(*starts))
-            address, port = await self.actors.call(self.refs[0], "rendezvous", timeout_s=30.0)
-            config, size = self.config, len(self.refs)
-            await self._all(
-                "start",
-                lambda rank: (
-                    config.trainer.model_dump(mode="json"), str(self.model_directory), config.model.dtype, rank, size,
-                    address, port, config.seed, config.pipeline.steps, config.engine.sampling.temperature, collective_s,
-                ),
-                limit,
-            )  # fmt: skip
-            await self._export(0)
-            self.post(ev.TrainerReady(0))
+            for slot in self.slots:  # a rank that waits for a dead one would hold the turn
+                await self.actors.kill(slot, life - 1)
+            async with self._turn:
+                starts = (self.actors.start(slot, life, self.actors.classes.trainer) for slot in self.slots)
+                self.refs = list(await asyncio.gather(*starts))
+                address, port = await self.actors.call(self.refs[0], "rendezvous", timeout_s=30.0)
+                config, size = self.config, len(self.refs)
+                await self._all(
+                    "start",
+                    lambda rank: (
+                        config.trainer.model_dump(mode="json"), str(self.model_directory), config.model.dtype, rank,
+                        size, address, port, config.seed, config.pipeline.steps, config.engine.sampling.temperature,
+                        collective_s,
+                    ),
+                    limit,
+                )  # fmt: skip
+                if step:
+                    root = str(self.directory.checkpoints)
+                    await self._all("load", lambda rank: (root, f"step-{step}"), deadlines.checkpoint_s)
+                await self._export(version)
+            self.post(ev.TrainerReady(version, step))
         except (ActorError, RunFailed) as error:
-            self._failed("start", error)
+            self._failed("start", error, life)
 
     async def train(self, i: ev.TrainBatch, groups: list[list[Trajectory]]) -> None:
-        wire = pack_groups(groups)
+        wire, life = pack_groups(groups), self.incarnation
         try:
             async with self._turn:
                 replies = await self._all("train", lambda rank: (i.step, wire), self.config.deadlines.train_s)
             self.on_step({**replies[0], "step": i.step})
             self.post(ev.BatchTrained(i.step))
         except (ActorError, RunFailed) as error:
-            self._failed(f"step {i.step}", error)
+            self._failed(f"step {i.step}", error, life)
 
-    async def publish(self, i: ev.PublishSnapshot) -> None:
+    async def publish(self, i: ev.PublishSnapshot, step: int) -> None:
         """Export, tell, then write a checkpoint if one is due (behind the export: engines come first)."""
+        life = self.incarnation
         try:
             async with self._turn:
                 await self._export(i.version)
                 self.post(ev.SnapshotPublished(i.version))
-                due = self._checkpoint_due(i.version)
+                due = self._checkpoint_due(step)
                 if due:
-                    await self._checkpoint(i.version)
-                if self.config.checkpoint.keep_weights and (due or i.version == self.config.pipeline.steps):
+                    await self._checkpoint(step, i.version)
+                if self.config.checkpoint.keep_weights and (due or step == self.config.pipeline.steps):
                     await asyncio.to_thread(self._keep_weights, i.version)
         except (ActorError, RunFailed, OSError) as error:
-            self._failed(f"publishing version {i.version}", error)
+            self._failed(f"publishing version {i.version}", error, life)
 
     def retire(self, version: int) -> None:
         for old in range(self._oldest, version + 1):
             remove_snapshot(self.directory.snapshots, old)
         self._oldest = max(self._oldest, version + 1)
 
-    def left(self, slot: str, reason: str) -> None:
-        self.post(ev.TrainerFailed(f"{slot} is gone: {reason}"))
+    def left(self, slot: str, incarnation: int, reason: str) -> None:
+        """A rank's process left the cluster."""
+        self._lost(f"{slot} is gone: {reason}", incarnation)
 
     async def idle(self, timeout_s: float) -> None:
         """Wait until nothing is being trained or written, at most `timeout_s`."""
@@ -136,10 +150,11 @@ class TrainerGroup:
         every = self.config.checkpoint.every_steps
         return every > 0 and (step % every == 0 or step == self.config.pipeline.steps)
 
-    async def _checkpoint(self, step: int) -> None:
+    async def _checkpoint(self, step: int, version: int) -> None:
         root = str(self.directory.checkpoints)
-        state = {"step": step, "version": step}
+        state = {"step": step, "version": version}
         await self._all("save", lambda rank: (root, f"step-{step}", state), self.config.deadlines.checkpoint_s)
+        self.post(ev.CheckpointWritten(step))
         _keep_newest(list(self.directory.checkpoints.glob("step-*")), "step-", self.config.checkpoint.keep)
 
     def _keep_weights(self, version: int) -> None:
@@ -151,8 +166,19 @@ class TrainerGroup:
         unfinished.rename(target)
         _keep_newest(list(self.directory.weights.glob("v*")), "v", self.config.checkpoint.keep)
 
-    def _failed(self, stage: str, error: Exception) -> None:
-        self.post(ev.TrainerFailed(f"the trainer failed at {stage}: {error}"))
+    def _failed(self, stage: str, error: Exception, life: int) -> None:
+        """A lost or silent rank can be replaced; what a rank raised would be raised again."""
+        text = f"the trainer failed at {stage}: {error}"
+        if isinstance(error, ActorLost | ActorTimeout):
+            self._lost(text, life)
+        elif life == self.incarnation:
+            self.post(ev.TrainerFailed(text))
+
+    def _lost(self, text: str, life: int) -> None:
+        """The first cause in a life is the cause; what follows from it is not told again."""
+        if life == self.incarnation and life not in self._told:
+            self._told.add(life)
+            self.post(ev.TrainerLost(text))
 
 
 def _keep_newest(folders: list[Path], prefix: str, count: int) -> None:

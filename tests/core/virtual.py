@@ -124,15 +124,28 @@ class Virtual:
             case ev.ScoreTrajectory():
                 self.answer_environment(i.trajectory, "score", ev.TrajectoryScored(i.trajectory, self.random.random()))
             case ev.TrainBatch():
-                self.at(3 * self.delay(), ev.BatchTrained(i.step))
+                self.answer_trainer(3 * self.delay(), ev.BatchTrained(i.step))
             case ev.PublishSnapshot():
-                self.at(self.delay(), ev.SnapshotPublished(i.version))
+                self.answer_trainer(self.delay(), ev.SnapshotPublished(i.version))
+            case ev.RestartTrainer():
+                self.answer_trainer(5 * self.delay(), ev.TrainerReady(i.version, i.step))
 
     def answer_environment(self, trajectory: TrajectoryId, stage: str, answer: Event) -> None:
         if self.fault():
             own = self.random.random() < 0.5
             answer = ev.EnvironmentFailed(trajectory, stage, "fault", infrastructure=not own)
         self.at(self.delay(), answer)
+
+    def answer_trainer(self, delay: float, answer: Event) -> None:
+        """The trainer may die instead, if there are checkpoints to go back to."""
+        if self.pipeline.settings.checkpoints and self.fault():
+            self.at(delay, ev.TrainerLost("a rank died"))
+            return
+        self.at(delay, answer)
+        if isinstance(answer, ev.SnapshotPublished) and self.pipeline.settings.checkpoints:
+            step = self.pipeline.steps_done
+            if step % 2 == 0:
+                self.at(delay, ev.CheckpointWritten(step))
 
     def turn(self, sent: ev.Generate, tokens: int, finish: FinishReason) -> ev.TurnGenerated:
         return ev.TurnGenerated(sent.trajectory, sent.worker, sent.incarnation, tokens, sent.version, finish)
