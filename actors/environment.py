@@ -92,7 +92,35 @@ class EnvironmentWorker:
         session = self._session(tuple(trajectory))
         async with session.turn:
             advance = await session.agent.advance(response_ids, timeout_s)
-        return {"observation_ids": list(advance.observation_ids), "stop": advance.stop and str(advance.stop)}
+            state = "" if advance.stop else await session.agent.fingerprint()
+        return {
+            "observation_ids": list(advance.observation_ids),
+            "stop": advance.stop and str(advance.stop),
+            "state": state,
+        }
+
+    async def reopen(
+        self,
+        trajectory: Sequence[int],
+        task_index: int,
+        prompt_ids: Sequence[int],
+        history: Sequence[Sequence[Any]],
+        timeout_s: float,
+    ) -> dict[str, Any]:
+        """Set up the environment and play `history` again, [response ids, observation ids, state] of each turn.
+
+        `difference` says what came out otherwise, and is empty if nothing did; then the trajectory is open.
+        """
+        opened = await self.open(trajectory, task_index, timeout_s)
+        if opened["prompt_ids"] != list(prompt_ids):
+            return {"difference": "its prompt is another one"}
+        for number, (response_ids, observation_ids, state) in enumerate(history, 1):
+            again = await self.advance(trajectory, response_ids, timeout_s)
+            if again["stop"] is not None or again["observation_ids"] != list(observation_ids):
+                return {"difference": f"turn {number} was answered otherwise"}
+            if again["state"] != state:
+                return {"difference": f"turn {number} left other files"}
+        return {"difference": ""}
 
     async def score(self, trajectory: Sequence[int], timeout_s: float) -> dict[str, Any]:
         """Reward in [0, 1] of what the trajectory achieved so far."""

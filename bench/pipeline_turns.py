@@ -127,7 +127,8 @@ class NoEnvironment:
     async def advance(self, trajectory: list[int], *_: Any) -> dict[str, Any]:
         key = tuple(trajectory)
         self.turns[key] = turn = self.turns.get(key, 0) + 1
-        return {"observation_ids": [2] * 4, "stop": "submitted" if turn == TURNS_PER_TRAJECTORY else None}
+        stop = "submitted" if turn == TURNS_PER_TRAJECTORY else None
+        return {"observation_ids": [2] * 4, "stop": stop, "state": ""}
 
     async def score(self, *_: Any) -> dict[str, Any]:
         return {"reward": 1.0}

@@ -93,6 +93,11 @@ class AgentSession:
         text = self._chat.truncate(self._chat.defuse(text), max(room, MIN_OUTPUT_TOKENS))
         return f"{text}\n{reminder}" if reminder else text
 
+    async def fingerprint(self) -> str:
+        """Hash of the environment's state, to compare a replay with; empty where the environment has none."""
+        state = getattr(self._environment, "fingerprint", None)
+        return "" if state is None else await state()
+
     async def close(self) -> None:
         await self._environment.close()
 

@@ -34,6 +34,7 @@ def train(
     overrides: Annotated[list[str] | None, typer.Argument(help="key.sub=value, any number of them.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration and stop.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Console to stderr; last line of stdout is one object.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the interrupted run in its run_dir.")] = False,
     validate: Annotated[
         bool, typer.Option("--validate", help="Check the machines' invariants at every event.")
     ] = False,
@@ -51,7 +52,7 @@ def train(
 
     console = Console(stderr=json)
     ready = asyncio.run(preflight(config))
-    result = asyncio.run(train_run(config, ready, console, validate=validate))
+    result = asyncio.run(train_run(config, ready, console, resume=resume, validate=validate))
     if json:
         print(json_module.dumps(result.summary))
     else:

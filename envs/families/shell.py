@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Mapping
 
 from envs.errors import InfrastructureError
@@ -60,6 +61,17 @@ class ShellEnvironment:
         except SandboxOverLimit:
             return Score(0.0, {"over_limit": 1.0})
         return await self.grade(workspace, timeout_s)
+
+    async def fingerprint(self) -> str:
+        """Hash of all files, their kinds and contents."""
+        try:
+            workspace = await self._open().snapshot()
+        except SandboxOverLimit:
+            return "over limit"
+        digest = hashlib.sha256()
+        for path, entry in sorted(workspace.items()):
+            digest.update(repr((path, entry.kind, len(entry.data))).encode() + entry.data)
+        return digest.hexdigest()[:32]
 
     async def close(self) -> None:
         if self._sandbox is not None:

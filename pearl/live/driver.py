@@ -22,6 +22,8 @@ from pearl.core.tasks import TaskCursor
 from pearl.core.trajectory import Trajectory, TrajectoryId
 from pearl.live.actors import ActorClasses, Actors
 from pearl.live.environments import EnvironmentWorkers
+from pearl.live.journal import Journal
+from pearl.live.resume import Resume
 from pearl.live.rollout import RolloutWorkers
 from pearl.live.run_directory import RunDirectory
 from pearl.live.tokens import LiveTrajectory
@@ -80,6 +82,7 @@ class Driver:
         *,
         classes: ActorClasses | None = None,
         validate: bool = False,
+        resume: Resume | None = None,
     ) -> None:
         self.config, self.directory, self.observers, self.validate = config, directory, observers, validate
         self.pipeline = Pipeline(pipeline_settings(config), TaskCursor(tasks, config.seed))
@@ -89,11 +92,18 @@ class Driver:
         self.finished: dict[TrajectoryId, Trajectory] = {}
         self.closing = False
         self._tasks: set[asyncio.Task[None]] = set()
+        self.journal = Journal(directory.journal)
+        self._kept: dict[int, list[Trajectory]] = {}
+        """Trained since the newest checkpoint, by step: a rollback trains them again."""
+        self.first = (0, 0)
+        """(step, version) that the trainer starts at."""
+        if resume is not None:
+            self._restore(resume)
         self.cluster = LocalCluster(directory.workers, self._left)
         actors = Actors(self.cluster, bindings, self.waits, config.deadlines.worker_start_s, classes or ActorClasses())
         parts = (actors, config, model_directory, directory, self.post)
-        self.rollout = RolloutWorkers(*parts)
-        self.environments = EnvironmentWorkers(*parts)
+        self.rollout = RolloutWorkers(*parts, self.journal)
+        self.environments = EnvironmentWorkers(*parts, self.journal)
         self.trainer = TrainerGroup(*parts)
         self.trainer.on_step = self._stepped
         self.slots = list(bindings)
@@ -103,6 +113,15 @@ class Driver:
     def post(self, event: Event) -> None:
         self.events.put_nowait(event)
 
+    def _restore(self, resume: Resume) -> None:
+        resume.replay.apply(self.pipeline, resume.step)
+        tokens = resume.tokens
+        members = [m for group in self.pipeline.groups.values() for m in group.members]
+        self.finished = {m.finished: tokens.finished[m.finished] for m in members if m.finished and not m.ended}
+        self.live = {attempt.id: tokens.live[attempt.id] for attempt in self.pipeline.suspended}
+        self.first = (resume.step, resume.replay.newest_version + 1)
+        self.journal.write("rollback", step=resume.step)
+
     async def run(self) -> ev.FinishRun:
         """Start everything, go on until the machine finishes the run."""
         with self.waits.open("driver", "the Dask scheduler", self.config.deadlines.worker_start_s):
@@ -110,10 +129,11 @@ class Driver:
                 await self._stack.enter_async_context(self.cluster)
         slots = [tuple(s for s in self.slots if s.startswith(kind)) for kind in ("rollout-", "environment-")]
         self.post(ev.RunStarted(slots[0], slots[1]))
-        self._spawn(self.trainer.start())
+        self._spawn(self.trainer.start(*self.first))
         while True:
             event = await self._next()
             now = time.monotonic()
+            self._record(event)
             for observer in self.observers:
                 observer.saw(now, event)
             for instruction in self.pipeline.handle(event, now):
@@ -139,6 +159,24 @@ class Driver:
                 for observer in self.observers:
                     observer.notice(text)
 
+    def _record(self, event: Event) -> None:
+        """Journal what no other place writes, before the machine acts on it."""
+        match event:
+            case ev.BatchTrained():
+                groups = self.pipeline.training
+                self.journal.write("trained", step=event.step, groups=[group.number for group in groups])
+                if self.pipeline.settings.checkpoints:
+                    ids = [m.finished for group in groups for m in group.finished if m.finished]
+                    self._kept[event.step] = [self.finished[t] for t in ids]
+            case ev.TrainerReady():
+                self.journal.write("published", version=event.version, step=event.step)
+            case ev.SnapshotPublished():
+                self.journal.write("published", version=event.version, step=self.pipeline.steps_done)
+            case ev.CheckpointWritten():
+                self.journal.write("checkpoint", step=event.step)
+                self.journal.sync()
+                self._kept = {step: kept for step, kept in self._kept.items() if step > event.step}
+
     def _carry_out(self, i: Instruction, now: float) -> None:
         match i:
             case ev.Generate():
@@ -147,6 +185,7 @@ class Driver:
                 self._spawn(self.environments.step(i, self.live[i.trajectory]))
             case ev.OpenEnvironment():
                 trajectory = self.live[i.trajectory] = LiveTrajectory(i.trajectory, str(i.task))
+                self.journal.write("open", trajectory=i.trajectory)
                 self._spawn(self.environments.open(i, trajectory))
             case ev.ScoreTrajectory():
                 self._spawn(self.environments.score(i, self.live[i.trajectory], self._scored))
@@ -155,7 +194,11 @@ class Driver:
                 self._spawn(self.environments.close(i))
             case ev.DiscardTrajectory():
                 self.live.pop(i.trajectory, None)
+                self.journal.write("discard", trajectory=i.trajectory, infrastructure=i.infrastructure)
+            case ev.ReopenEnvironment():
+                self._spawn(self.environments.reopen(i, self.live[i.trajectory]))
             case ev.EndSample():
+                self.journal.write("end", sample=i.sample, outcome=i.outcome, reason=i.reason)
                 trajectory_done = self.finished.pop(i.trajectory, None) if i.trajectory else None
                 for observer in self.observers:
                     observer.ended(now, i, trajectory_done)
@@ -165,9 +208,14 @@ class Driver:
             case ev.PublishSnapshot():
                 self._spawn(self.trainer.publish(i, self.pipeline.steps_done))
             case ev.RestartTrainer():
+                self.journal.write("rollback", step=i.step)
+                for kept in self._kept.values():
+                    self.finished |= {trajectory.id: trajectory for trajectory in kept}
+                self._kept = {}
                 self._spawn(self.trainer.start(i.step, i.version))
             case ev.DrawGroup():
-                pass  # for the journal
+                size = self.config.pipeline.group_size
+                self.journal.write("draw", group=i.group, task=i.task, cursor=i.cursor, members=size)
             case ev.RetireSnapshots():
                 self.trainer.retire(i.version)
             case ev.SyncWeights():
@@ -179,6 +227,7 @@ class Driver:
             case ev.StartEnvironmentWorker():
                 self._spawn(self.environments.start(i))
             case ev.QuarantineTask():
+                self.journal.write("quarantine", task=i.task)
                 for observer in self.observers:
                     observer.notice(f"task {i.task} is quarantined: {i.reason}")
             case _:
@@ -186,6 +235,7 @@ class Driver:
 
     def _scored(self, trajectory: Trajectory) -> None:
         self.finished[trajectory.id] = trajectory
+        self.journal.finished(trajectory)
 
     def _stepped(self, metrics: dict[str, float]) -> None:
         now = time.monotonic()
@@ -235,3 +285,4 @@ class Driver:
             )
         finally:
             await self._stack.aclose()
+            self.journal.close()

@@ -15,6 +15,7 @@ from pearl.core.events import Event
 from pearl.core.trajectory import SegmentKind, StopReason, Trajectory, TrajectoryId
 from pearl.errors import RunFailed, UserError
 from pearl.live.actors import Actors
+from pearl.live.journal import Journal
 from pearl.live.run_directory import RunDirectory
 from pearl.live.tokens import LiveTrajectory
 
@@ -32,8 +33,10 @@ class EnvironmentWorkers:
         model_directory: Path,
         directory: RunDirectory,
         post: Callable[[Event], None],
+        journal: Journal,
     ) -> None:
         self.actors, self.config, self.directory, self.post = actors, config, directory, post
+        self.journal = journal
         self.model_directory = model_directory
         self.refs: dict[str, tuple[int, ActorRef]] = {}
 
@@ -63,8 +66,25 @@ class EnvironmentWorkers:
         reply = await self._ask(i.trajectory, i.environment_worker, "open", list(i.trajectory), i.task, limit=limit)
         if reply is not None:
             trajectory.task = reply["task"]
-            trajectory.add_context(SegmentKind.PROMPT, reply["prompt_ids"])
+            prompt = reply["prompt_ids"]
+            trajectory.add_context(SegmentKind.PROMPT, prompt)
+            self.journal.write("prompt", trajectory=i.trajectory, token_ids=prompt, task=trajectory.task)
             self.post(ev.EnvironmentOpened(i.trajectory, len(reply["prompt_ids"])))
+
+    async def reopen(self, i: ev.ReopenEnvironment, trajectory: LiveTrajectory) -> None:
+        """Play the turns of an interrupted run's trajectory again and compare what comes back."""
+        limit = self.config.deadlines.environment_start_s + len(trajectory.states) * (
+            self.config.deadlines.environment_step_s
+        )
+        prompt = list(trajectory.segments[0].token_ids)
+        history = [[*turn, state] for turn, state in zip(trajectory.turns(), trajectory.states, strict=True)]
+        arguments = (list(i.trajectory), i.task, prompt, history)
+        reply = await self._ask(i.trajectory, i.environment_worker, "reopen", *arguments, limit=limit)
+        if reply is not None:
+            if reply["difference"]:
+                self._failed(i.trajectory, "replay", reply["difference"], infrastructure=True)
+            else:
+                self.post(ev.EnvironmentReopened(i.trajectory))
 
     async def step(self, i: ev.StepEnvironment, trajectory: LiveTrajectory) -> None:
         limit = self.config.deadlines.environment_step_s
@@ -76,6 +96,10 @@ class EnvironmentWorkers:
             stop = None if reply["stop"] is None else StopReason(reply["stop"])
             observation = [] if stop else reply["observation_ids"]  # nothing follows a stop: nothing to train on
             trajectory.add_context(SegmentKind.OBSERVATION, observation)
+            if stop is None:
+                state = reply["state"]
+                trajectory.states.append(state)
+                self.journal.write("observation", trajectory=i.trajectory, token_ids=observation, state=state)
             self.post(ev.EnvironmentStepped(i.trajectory, len(observation), stop))
 
     async def score(

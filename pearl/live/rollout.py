@@ -15,6 +15,7 @@ from pearl.core.events import Event
 from pearl.core.trajectory import FinishReason
 from pearl.errors import RunFailed, UserError
 from pearl.live.actors import Actors
+from pearl.live.journal import Journal
 from pearl.live.run_directory import RunDirectory
 from pearl.live.tokens import LiveTrajectory
 from pearl.weights.snapshot import snapshot_directory
@@ -26,9 +27,16 @@ class RolloutWorkers:
     """The present life of each rollout slot. Every method answers with events, never with an exception."""
 
     def __init__(
-        self, actors: Actors, config: RunConfig, model_directory: Path, directory: RunDirectory, post: Post
+        self,
+        actors: Actors,
+        config: RunConfig,
+        model_directory: Path,
+        directory: RunDirectory,
+        post: Post,
+        journal: Journal,
     ) -> None:
         self.actors, self.config, self.directory, self.post = actors, config, directory, post
+        self.journal = journal
         self.model_directory = model_directory
         self.refs: dict[str, tuple[int, ActorRef]] = {}
         self.gone: set[tuple[str, int]] = set()
@@ -104,11 +112,17 @@ class RolloutWorkers:
                 finish, reason = FinishReason(reply["finish"]), reply["reason"]
                 if reply["versions"]:
                     version = min(v for v, _ in reply["versions"])
+                self._record(i, reply)
             except (ActorError, ValueError) as error:
                 reason = str(error)
         if finish is FinishReason.LOST:  # the loss is told first, else the turn would go straight back to the dead
             await self._condemn(i.worker, i.incarnation, reason)
         self.post(ev.TurnGenerated(i.trajectory, i.worker, i.incarnation, tokens, version, finish, reason))
+
+    def _record(self, i: ev.Generate, reply: dict[str, Any]) -> None:
+        kept = {name: reply[name] for name in ("token_ids", "logprobs", "versions", "finish")}
+        full = len(reply["token_ids"]) >= i.max_new_tokens
+        self.journal.write("turn", trajectory=i.trajectory, full=full, **kept)
 
     def left(self, slot: str, incarnation: int, reason: str) -> None:
         """The slot's process left the cluster."""

@@ -1,6 +1,7 @@
 """The run directory and the shared-memory folder of its snapshots.
 
 config.yaml            the resolved configuration
+journal.bin            what a resume needs: tokens, ends, steps (see `journal.py`)
 events.jsonl           every event and instruction, append-only
 metrics.jsonl          one object per optimizer step (also as TensorBoard scalars under tensorboard/)
 trajectories.msgpack   every sample that ended, with its tokens, append-only
@@ -11,6 +12,7 @@ summary.json           what was achieved
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import time
@@ -20,6 +22,7 @@ import psutil
 import yaml
 
 from pearl.config import RunConfig
+from pearl.config.changes import refuse_changes
 from pearl.errors import UserError
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -30,6 +33,7 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.events = path / "events.jsonl"
+        self.journal = path / "journal.bin"
         self.metrics = path / "metrics.jsonl"
         self.tensorboard = path / "tensorboard"
         self.trajectories = path / "trajectories.msgpack"
@@ -62,13 +66,44 @@ class RunDirectory:
         (path / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
         for folder in (directory.workers, directory.engines):
             folder.mkdir()
+        directory._lock()
         sweep_shared_memory()
         directory.snapshots.mkdir()
         return directory
 
+    @classmethod
+    def reopen(cls, config: RunConfig) -> RunDirectory:
+        """The directory of an interrupted run: `run_dir`, or the newest one of this name under `run_root`.
+
+        Raises UserError if there is none, if it is in use, or if the configuration changed in what matters.
+        """
+        path = Path(config.run_dir) if config.run_dir else _newest(Path(config.run_root), config.name)
+        if path is None or not (path / "journal.bin").exists():
+            where = config.run_dir or f"{config.run_root}/{config.name}-*"
+            raise UserError(f"--resume: no run at {where}", "Name its directory with run_dir=..., or start without.")
+        directory = cls(path.resolve())
+        directory._lock()
+        refuse_changes(yaml.safe_load((path / "config.yaml").read_text()), config.model_dump(mode="json"))
+        sweep_shared_memory()
+        directory.snapshots.mkdir(parents=True)
+        return directory
+
+    def _lock(self) -> None:
+        """One driver per directory; the kernel drops the lock however the driver ends."""
+        self._lock_file = (self.path / ".lock").open("w")
+        try:
+            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UserError(f"{self.path} is in use by another `pearl train`", "Stop that one first.") from error
+
     def close(self) -> None:
         """Free what lies in memory."""
         shutil.rmtree(self.snapshots, ignore_errors=True)
+
+
+def _newest(root: Path, name: str) -> Path | None:
+    stamp = "[0-9]" * 8 + "-" + "[0-9]" * 6
+    return max(root.glob(f"{name}-{stamp}"), key=lambda path: path.name, default=None)
 
 
 def _stamped(name: str) -> str:

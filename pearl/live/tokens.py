@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from pearl.core.trajectory import Segment, SegmentKind, StopReason, Trajectory, TrajectoryId
 
@@ -15,6 +16,8 @@ class LiveTrajectory:
     segments: list[Segment] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     """All tokens so far, flat: the next request's input."""
+    states: list[str] = field(default_factory=list)
+    """Fingerprint of the environment after each turn that it answered."""
     turn_start: int = 0
     """Where the present response begins in `token_ids`."""
 
@@ -47,6 +50,30 @@ class LiveTrajectory:
     def response_ids(self) -> list[int]:
         """Tokens of the present turn's response."""
         return self.token_ids[self.turn_start :]
+
+    def turns(self) -> list[tuple[list[int], list[int]]]:
+        """(response, observation) of each turn that the environment has answered."""
+        turns: list[tuple[list[int], list[int]]] = []
+        response: list[int] = []
+        for segment in self.segments:
+            if segment.kind is SegmentKind.RESPONSE:
+                response += segment.token_ids
+            elif segment.kind is SegmentKind.OBSERVATION:
+                turns.append((response, list(segment.token_ids)))
+                response = []
+        return turns
+
+    def replay(self, record: Mapping[str, Any]) -> None:
+        """Add what a journal's record says of this trajectory."""
+        match record["kind"]:
+            case "prompt":
+                self.task = record["task"]
+                self.add_context(SegmentKind.PROMPT, record["token_ids"])
+            case "turn":
+                self.add_response(record["token_ids"], record["logprobs"], record["versions"])
+            case "observation":
+                self.add_context(SegmentKind.OBSERVATION, record["token_ids"])
+                self.states.append(record["state"])
 
     def finish(self, turns: int, stop: StopReason, reward: float) -> Trajectory:
         return Trajectory(self.id, self.task, tuple(self.segments), turns, stop, reward)

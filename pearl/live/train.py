@@ -18,6 +18,7 @@ from pearl.config import RunConfig
 from pearl.core import events as ev
 from pearl.live.driver import Driver, Observer
 from pearl.live.preflight import Preflight
+from pearl.live.resume import Resume, load_resume
 from pearl.live.run_directory import RunDirectory
 from pearl.observe.console import RunConsole
 from pearl.observe.event_log import EventLog
@@ -39,15 +40,25 @@ class Result:
 
 
 async def train(
-    config: RunConfig, ready: Preflight, console: Console, *, validate: bool = False, watch: Watcher | None = None
+    config: RunConfig,
+    ready: Preflight,
+    console: Console,
+    *,
+    resume: bool = False,
+    validate: bool = False,
+    watch: Watcher | None = None,
 ) -> Result:
     """Run to the end. Raises UserError if the run directory cannot be made; all else is in the result.
 
+    `resume`: go on with the interrupted run in `run_dir` (or the newest one of this name under `run_root`).
     `watch`: one more observer, which is given the driver.
     """
-    directory = RunDirectory.create(config)
+    directory = RunDirectory.reopen(config) if resume else RunDirectory.create(config)
+    start = load_resume(directory) if resume else None
     log = EventLog(directory.events, directory.trajectories)
-    driver = Driver(config, ready.model_directory, ready.tasks, ready.bindings, directory, [], validate=validate)
+    driver = Driver(
+        config, ready.model_directory, ready.tasks, ready.bindings, directory, [], validate=validate, resume=start
+    )
     screen = RunConsole(console, driver.pipeline)
     metrics = Metrics(directory.metrics, directory.tensorboard, driver.pipeline, screen.step_line)
     driver.observers = [log, metrics, screen]
@@ -55,6 +66,9 @@ async def train(
         watch.driver = driver
         driver.observers.append(watch)
     console.print(f"run directory {directory.path}", highlight=False, soft_wrap=True)
+    if start is not None:
+        metrics.resume(start.step, start.tokens_generated)
+        console.print(_resumed(driver, start), highlight=False, soft_wrap=True)
     for text in ready.notices:
         screen.notice(text)
     _stop_on_signals(driver, screen)
@@ -74,6 +88,15 @@ async def train(
     directory.summary.write_text(json.dumps(summary, indent=1))
     code = 0 if done else 1 if end.failed else INTERRUPTED
     return Result(code, summary, end.reason if end.failed else None)
+
+
+def _resumed(driver: Driver, start: Resume) -> str:
+    machine = driver.pipeline
+    return (
+        f"resuming after step {start.step} as weight version {driver.first[1]}: {machine.samples_drawn} samples drawn, "
+        f"{sum(machine.ended.values())} ended, {len(driver.finished)} finished and not trained, "
+        f"{len(machine.suspended)} to go on from their tokens, {len(machine.waiting)} to start again"
+    )
 
 
 def _sandboxes(config: RunConfig) -> Any:

@@ -28,15 +28,17 @@ class Metrics:
     def __init__(
         self, metrics: Path, tensorboard: Path, pipeline: Pipeline, on_step: Callable[[dict[str, Any]], None]
     ) -> None:
+        self._path = metrics
         self._file = metrics.open("a")
         self._writer = SummaryWriter(str(tensorboard), max_queue=1000, flush_secs=5)
         self.pipeline, self.on_step = pipeline, on_step
         self.utilisation = Utilisation()
         self.began = time.monotonic()
         self.tokens_generated = 0
-        self.tokens_trained = 0
-        self.outcomes = dict.fromkeys(Outcome, 0)
-        self.rewards: list[float] = []
+        self._trained: dict[int, int] = {}
+        """Tokens by step."""
+        self.rewards: dict[int, float] = {}
+        """By step; a step that is done again replaces itself."""
         self._marks: deque[tuple[float, int]] = deque()
         """(time, tokens generated) at the first dispatch and at each step."""
 
@@ -48,7 +50,7 @@ class Metrics:
             self._marks.append((now, 0))
 
     def ended(self, now: float, end: ev.EndSample, trajectory: Trajectory | None) -> None:
-        self.outcomes[end.outcome] += 1
+        pass  # the machine counts
 
     def notice(self, text: str) -> None:
         pass
@@ -61,10 +63,11 @@ class Metrics:
         since, before = self._marks[0]
         rate = (self.tokens_generated - before) / (now - since)
         self._marks.append((now, self.tokens_generated))
-        self.tokens_trained += sum(len(t.token_ids) for t in trajectories)
+        self._trained[step] = sum(len(t.token_ids) for t in trajectories)
         reward = fmean(t.reward for t in trajectories)
-        self.rewards.append(reward)
-        staleness = [step - 1 - min(t.versions) for t in trajectories]
+        self.rewards[step] = reward
+        step_of = self.pipeline.lineage.step_of
+        staleness = [step - 1 - min(step_of[v] for v in t.versions) for t in trajectories]
         record = {
             **metrics,
             "step": step,
@@ -81,8 +84,8 @@ class Metrics:
             "queue": len(self.pipeline.queue) + len(self.pipeline.waiting),
             "live_trajectories": len(self.pipeline.attempts),
             "weight_version": self.pipeline.version,
-            "trajectories_failed": self.outcomes[Outcome.FAILED],
-            "trajectories_stale": self.outcomes[Outcome.STALE],
+            "trajectories_failed": self.pipeline.ended[Outcome.FAILED],
+            "trajectories_stale": self.pipeline.ended[Outcome.STALE],
         }
         for reason in {t.stop for t in trajectories}:
             record[f"stop_{reason}"] = fmean(t.stop is reason for t in trajectories)
@@ -93,18 +96,27 @@ class Metrics:
                 self._writer.add_scalar(name, value, step)
         self.on_step(record)
 
+    def resume(self, step: int, tokens_generated: int) -> None:
+        """Take up the totals of an interrupted run, as far as they belong to steps up to `step`."""
+        self.tokens_generated = tokens_generated
+        for line in self._path.read_text().splitlines():
+            record = json.loads(line)
+            if record["step"] <= step:
+                self.rewards[record["step"]] = record["reward"]
+                self._trained[record["step"]] = int(record["tokens_trained"])
+
     def summary(self) -> dict[str, Any]:
         """Totals so far, with the names of the command's JSON output."""
         return {
             "steps": self.pipeline.steps_done,
             "seconds": round(time.monotonic() - self.began, 2),
-            "trajectories_completed": self.outcomes[Outcome.TRAINED],
-            "trajectories_failed": self.outcomes[Outcome.FAILED],
-            "trajectories_stale": self.outcomes[Outcome.STALE],
+            "trajectories_completed": self.pipeline.ended[Outcome.TRAINED],
+            "trajectories_failed": self.pipeline.ended[Outcome.FAILED],
+            "trajectories_stale": self.pipeline.ended[Outcome.STALE],
             "trajectories_unfinished": self.pipeline.samples_unfinished,
             "tokens_generated": self.tokens_generated,
-            "tokens_trained": self.tokens_trained,
-            "reward_by_step": [round(r, 4) for r in self.rewards],
+            "tokens_trained": sum(self._trained.values()),
+            "reward_by_step": [round(self.rewards[step], 4) for step in sorted(self.rewards)],
             "weight_version": max(self.pipeline.version, 0),
             "trainer_idle_ratio": round(self.utilisation.trainer_idle_ratio, 4),
             "rollout_idle_ratio": round(self.utilisation.rollout_idle_ratio, 4),
