@@ -57,9 +57,13 @@ def train(
         print(json_module.dumps(result.summary))
     else:
         _conclude(console, result.summary, config.pipeline.steps)
-    if result.failure:
-        Console(stderr=True).print(f"[red]failed:[/] {result.failure}", highlight=False, soft_wrap=True)
-    raise typer.Exit(result.exit_code)
+    _end(result.failure, result.exit_code)
+
+
+def _end(failure: str | None, exit_code: int) -> None:
+    if failure:
+        Console(stderr=True).print(f"[red]failed:[/] {failure}", highlight=False, soft_wrap=True)
+    raise typer.Exit(exit_code)
 
 
 def _conclude(console: Console, summary: dict, steps: int) -> None:
@@ -76,6 +80,40 @@ def _conclude(console: Console, summary: dict, steps: int) -> None:
     ]
     for line in lines:
         console.print(line, highlight=False, soft_wrap=True)
+
+
+@app.command("eval")
+def evaluate(
+    model: Annotated[str, typer.Argument(help="A run directory, or what model.path takes.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="key.sub=value, any number of them.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A run's YAML file; by default the run's own.")] = None,
+    against: Annotated[str | None, typer.Option(help="A second model or run, on the same tasks.")] = None,
+    tasks: Annotated[int, typer.Option(min=1, help="Held-out tasks: those that follow the trained ones.")] = 64,
+    samples: Annotated[int, typer.Option(min=1, help="Answers to each task.")] = 1,
+    temperature: Annotated[float | None, typer.Option(min=0.0, help="By default as in training.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Tasks of this environment.seed instead.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Console to stderr; last line of stdout is one object.")] = False,
+) -> None:
+    """Play held-out tasks with a model, or with two and compare; nothing is trained."""
+    quiet_libraries()
+    from pearl.live.evaluate import TaskSet, evaluate, find_config, prepare
+    from pearl.live.frozen import Subject
+
+    models = [model] if against is None else [model, against]
+    read = find_config(config, models, overrides or [])
+    subjects = [Subject.find(text) for text in models]
+    first = read.environment.tasks if seed is None else 0
+    console = Console(stderr=json)
+    playing = prepare(read, tasks, samples, temperature, seed)
+    result = asyncio.run(evaluate(playing, subjects, TaskSet(first, tasks, samples), console))
+    if json:
+        print(json_module.dumps(result.summary))
+    elif result.exit_code == 0:
+        from pearl.live.play import sentences
+
+        for line in sentences(result.summary):
+            console.print(line, highlight=False, soft_wrap=True)
+    _end(result.failure, result.exit_code)
 
 
 @app.command()
