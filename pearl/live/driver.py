@@ -32,7 +32,7 @@ from pearl.live.waits import WaitTable
 
 
 class Observer(Protocol):
-    """Sees everything, decides nothing, and must not raise."""
+    """Sees everything, decides nothing; one that raises is switched off."""
 
     def saw(self, now: float, entry: Event | Instruction) -> None:
         """An event that was handled, or an instruction that is about to be carried out, at `now` (monotonic s)."""
@@ -134,11 +134,9 @@ class Driver:
             event = await self._next()
             now = time.monotonic()
             self._record(event)
-            for observer in self.observers:
-                observer.saw(now, event)
+            self._tell("saw", now, event)
             for instruction in self.pipeline.handle(event, now):
-                for observer in self.observers:
-                    observer.saw(now, instruction)
+                self._tell("saw", now, instruction)
                 if isinstance(instruction, ev.FinishRun):
                     return instruction
                 self._carry_out(instruction, now)
@@ -156,8 +154,7 @@ class Driver:
                 text = f"no progress for {limit:g} s (deadlines.no_progress_s): {waits}"
                 if not self.waits.any_in_time():
                     return ev.StopRequested(text) if self.closing else ev.TrainerFailed(text)
-                for observer in self.observers:
-                    observer.notice(text)
+                self._tell("notice", text)
 
     def _record(self, event: Event) -> None:
         """Journal what no other place writes, before the machine acts on it."""
@@ -200,8 +197,7 @@ class Driver:
             case ev.EndSample():
                 self.journal.write("end", sample=i.sample, outcome=i.outcome, reason=i.reason)
                 trajectory_done = self.finished.pop(i.trajectory, None) if i.trajectory else None
-                for observer in self.observers:
-                    observer.ended(now, i, trajectory_done)
+                self._tell("ended", now, i, trajectory_done)
             case ev.TrainBatch():
                 self._batch = [[self.finished[t] for t in group] for group in i.groups]
                 self._spawn(self.trainer.train(i, self._batch))
@@ -228,8 +224,7 @@ class Driver:
                 self._spawn(self.environments.start(i))
             case ev.QuarantineTask():
                 self.journal.write("quarantine", task=i.task)
-                for observer in self.observers:
-                    observer.notice(f"task {i.task} is quarantined: {i.reason}")
+                self._tell("notice", f"task {i.task} is quarantined: {i.reason}")
             case _:
                 raise AssertionError(f"nobody carries out {i}")
 
@@ -240,8 +235,16 @@ class Driver:
     def _stepped(self, metrics: dict[str, float]) -> None:
         now = time.monotonic()
         trajectories = [t for group in self._batch for t in group]
-        for observer in self.observers:
-            observer.stepped(now, metrics, trajectories)
+        self._tell("stepped", now, metrics, trajectories)
+
+    def _tell(self, what: str, *arguments: Any) -> None:
+        """Watching must never end a run: an observer that raises is dropped, and the others say so."""
+        for observer in list(self.observers):
+            try:
+                getattr(observer, what)(*arguments)
+            except Exception as error:
+                self.observers.remove(observer)
+                self._tell("notice", f"{type(observer).__name__} failed and is switched off: {error!r}")
 
     def _left(self, slot: str, incarnation: int, reason: str) -> None:
         """Called by the cluster when a worker process left it, for whatever reason."""

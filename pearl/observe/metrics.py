@@ -47,7 +47,7 @@ class Metrics:
         if isinstance(entry, ev.TurnGenerated):
             self.tokens_generated += entry.tokens
         elif isinstance(entry, ev.Generate) and not self._marks:
-            self._marks.append((now, 0))
+            self._marks.append((now, self.tokens_generated))
 
     def ended(self, now: float, end: ev.EndSample, trajectory: Trajectory | None) -> None:
         pass  # the machine counts
@@ -57,6 +57,8 @@ class Metrics:
 
     def stepped(self, now: float, metrics: dict[str, float], trajectories: list[Trajectory]) -> None:
         step = int(metrics["step"])
+        if not self._marks:  # a resumed run can train before it generates
+            self._marks.append((self.began, self.tokens_generated))
         seconds = now - self._marks[-1][0]
         while len(self._marks) > 1 and self._marks[1][0] <= now - RATE_WINDOW_S:
             self._marks.popleft()
