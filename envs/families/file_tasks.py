@@ -35,11 +35,14 @@ class FileTask:
     """Instructions and commands of the same kind that the prompt demonstrates; the same ones in all its tasks."""
 
 
+DRAWS = 300
+"""Draws for an instruction that is new. A kind with few of them (`delete` has 13) runs out of new ones."""
+
 Made = tuple[str, State, State, str]
 
 
 def make_tasks(seed: int, count: int) -> list[FileTask]:
-    """The first `count` tasks of a seed: kinds in turn, names at random, no instruction twice."""
+    """The first `count` tasks of a seed: kinds in turn, names at random, no instruction twice while there are new ones."""
     draw = random.Random(f"files {seed}")
     kinds = list(KINDS)
     shown = {kind: _demonstrations(kind) for kind in kinds}
@@ -47,10 +50,12 @@ def make_tasks(seed: int, count: int) -> list[FileTask]:
     seen: set[str] = set()
     while len(tasks) < count:
         kind = kinds[len(tasks) % len(kinds)]
-        instruction, before, after, solution = KINDS[kind](draw)
-        if instruction not in seen or len(tasks) >= 500:
-            seen.add(instruction)
-            tasks.append(FileTask(f"{kind}-{len(tasks)}", kind, instruction, before, after, solution, shown[kind]))
+        for _ in range(DRAWS):
+            instruction, before, after, solution = KINDS[kind](draw)
+            if instruction not in seen or len(tasks) >= 500:
+                break
+        seen.add(instruction)
+        tasks.append(FileTask(f"{kind}-{len(tasks)}", kind, instruction, before, after, solution, shown[kind]))
     return tasks
 
 

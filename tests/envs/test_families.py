@@ -8,6 +8,7 @@ import pytest
 
 from envs.families.bugfix import BugfixFamily
 from envs.families.bugs import BUGS
+from envs.families.file_tasks import make_tasks
 from envs.families.files import FilesFamily
 from envs.families.letters import LettersFamily
 from envs.families.mixture import ShellFamily
@@ -60,6 +61,12 @@ async def test_every_task_can_be_solved_and_is_not_solved_by_doing_nothing(name,
         assert solved.reward == 1.0 and step.done, told
 
     await asyncio.gather(*(one(index) for index in range(64)))
+
+
+def test_more_tasks_than_a_kind_has_instructions_are_made_all_the_same() -> None:
+    few, many = make_tasks(0, 130), make_tasks(0, 300)
+    assert many[:130] == few and len({task.instruction for task in few}) == 130
+
 
 
 @pytest.mark.parametrize("name", SOLVABLE)
