@@ -42,7 +42,7 @@ Made = tuple[str, State, State, str]
 
 
 def make_tasks(seed: int, count: int) -> list[FileTask]:
-    """The first `count` tasks of a seed: kinds in turn, names at random, no instruction twice while there are new ones."""
+    """The first `count` tasks of a seed: kinds in turn, no instruction twice while there are new ones."""
     draw = random.Random(f"files {seed}")
     kinds = list(KINDS)
     shown = {kind: _demonstrations(kind) for kind in kinds}

@@ -68,7 +68,6 @@ def test_more_tasks_than_a_kind_has_instructions_are_made_all_the_same() -> None
     assert many[:130] == few and len({task.instruction for task in few}) == 130
 
 
-
 @pytest.mark.parametrize("name", SOLVABLE)
 def test_tasks_depend_on_the_seed_alone(name: str, backend: BubblewrapBackend) -> None:
     def shown(seed: int, tasks: int = 32) -> list[tuple[object, ...]]:
