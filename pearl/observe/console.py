@@ -17,7 +17,7 @@ from pearl.core.state import Activity
 from pearl.core.trajectory import Trajectory
 
 COLUMNS = (
-    ("step", 9), ("reward", 7), ("loss", 9), ("tok/s", 7), ("s/step", 7), ("trainer idle", 13), ("rollout idle", 13),
+    ("step", 8), ("reward", 7), ("loss", 11), ("tok/s", 7), ("s/step", 7), ("trainer idle", 13), ("rollout idle", 13),
     ("staleness", 10), ("queue", 6),
 )  # fmt: skip
 

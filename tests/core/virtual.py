@@ -52,6 +52,9 @@ class Virtual:
     def at(self, delay: float, event: Event) -> None:
         heapq.heappush(self.heap, (self.now + delay, next(self.count), event))
 
+    def pop(self) -> tuple[float, int, Event]:
+        return heapq.heappop(self.heap)
+
     def run(self) -> ev.FinishRun:
         """Play to the end; the machine must finish by itself."""
         self.at(0.0, ev.RunStarted(self.workers, self.environments))
@@ -59,7 +62,7 @@ class Virtual:
         while self.heap:
             self.budget -= 1
             assert self.budget > 0, "the run does not end"
-            self.now, _, event = heapq.heappop(self.heap)
+            self.now, _, event = self.pop()
             if end := self.deliver(event):
                 return end
         raise AssertionError("nothing is left to happen and the run is not finished")
@@ -104,6 +107,9 @@ class Virtual:
                 self.at(self.delay(), ev.EnvironmentWorkerReady(i.worker, i.incarnation, self.capacity))
                 if self.fault():
                     self.at(30 * self.delay(), ev.EnvironmentWorkerLost(i.worker, i.incarnation, "killed"))
+            case ev.ReopenEnvironment():
+                self.turns.setdefault(i.trajectory, 1)
+                self.answer_environment(i.trajectory, "replay", ev.EnvironmentReopened(i.trajectory))
             case ev.OpenEnvironment():
                 self.turns[i.trajectory] = 0
                 self.answer_environment(i.trajectory, "open", ev.EnvironmentOpened(i.trajectory, 10))
