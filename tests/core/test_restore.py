@@ -139,6 +139,11 @@ def test_an_interrupted_run_loses_and_repeats_nothing(
     assert sorted(final.trained) == [1, 2, 3, 4]
     numbers = [number for groups in final.trained.values() for number in groups]
     assert len(numbers) == len(set(numbers)), "a group was trained twice in the surviving line"
+    opened = Counter(tuple(r["trajectory"]) for r in records if r["kind"] == "open")
+    assert all(count == 1 for count in opened.values()), "two attempts under one name"
+    cursor = TaskCursor(8, 0)
+    if not final.quarantined:
+        assert [g.task for g in final.groups.values()] == [cursor.draw() for _ in final.groups], "a task was skipped"
     versions = [r["version"] for r in records if r["kind"] == "published"]
     assert versions == sorted(set(versions)), "a weight version was used again"
 
