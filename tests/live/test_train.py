@@ -33,8 +33,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 class Run:
     """One `pearl train examples/tiny.yaml --json` as a process of its own group."""
 
-    def __init__(self, parent: Path, *overrides: str) -> None:
-        self.folder = folder = parent / f"run-{secrets.token_hex(4)}"
+    def __init__(self, parent: Path, *overrides: str, folder: Path | None = None) -> None:
+        self.folder = folder = folder or parent / f"run-{secrets.token_hex(4)}"
         self.process = subprocess.Popen(
             [sys.executable, "-m", "pearl.cli", "train", str(TINY), f"run_dir={folder}", *overrides, "--json"],
             stdout=subprocess.PIPE,
