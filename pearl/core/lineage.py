@@ -15,10 +15,17 @@ class Lineage:
         """Optimizer step of each published version, of abandoned lines too: their tokens may still be in use."""
         self.checkpoint_step = 0
         """Newest checkpoint; 0 is the initial model, which needs none."""
+        self.newest_version = -1
+        """Newest that was asked for; one that was never published is not used again either."""
         self._trained: dict[int, tuple[Group, ...]] = {}
+
+    def next_version(self) -> int:
+        self.newest_version += 1
+        return self.newest_version
 
     def published(self, version: int, step: int) -> None:
         self.step_of[version] = step
+        self.newest_version = max(self.newest_version, version)
 
     def trained(self, step: int, groups: tuple[Group, ...]) -> None:
         self._trained[step] = groups

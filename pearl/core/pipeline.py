@@ -442,7 +442,7 @@ class Pipeline:
             self.ready.extendleft(group.number for group in reversed([*back, *self.training]))
             self.training, self.publishing, self.trainer_down = (), False, True
             self.steps_done = self.lineage.checkpoint_step
-            self._out.append(ev.RestartTrainer(self.steps_done, self.version + 1))
+            self._out.append(ev.RestartTrainer(self.steps_done, self.lineage.next_version()))
 
     def _batch_trained(self, event: ev.BatchTrained) -> None:
         assert event.step == self.steps_done + 1, f"step {event.step} after {self.steps_done}"
@@ -455,7 +455,7 @@ class Pipeline:
             self.lineage.trained(event.step, self.training)
         self.training = ()
         self.publishing = True
-        self._out.append(ev.PublishSnapshot(self.version + 1))
+        self._out.append(ev.PublishSnapshot(self.lineage.next_version()))
 
     def _snapshot_published(self, event: ev.SnapshotPublished) -> None:
         self.publishing = False

@@ -406,3 +406,12 @@ def test_a_trainer_that_keeps_dying_ends_the_run() -> None:
     assert kinds(bench.send(ev.TrainerLost("one")), ev.RestartTrainer)
     (end,) = kinds(bench.send(ev.TrainerLost("two")), ev.FinishRun)
     assert end.failed and "two" in end.reason
+
+
+def test_a_version_whose_publishing_was_interrupted_is_not_used_again() -> None:
+    bench = Bench(checkpoints=True)
+    bench.finish(TrajectoryId(0, 0, 0))
+    bench.finish(TrajectoryId(0, 1, 0))
+    (publish,) = kinds(bench.send(ev.BatchTrained(1)), ev.PublishSnapshot)
+    (restart,) = kinds(bench.send(ev.TrainerLost("while it wrote")), ev.RestartTrainer)
+    assert restart.version > publish.version

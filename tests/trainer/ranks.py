@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +21,7 @@ from pearl.config.trainer import TrainerConfig
 from pearl.models import resolve_model
 from tests.trainer.samples import MODEL, free_port, make_groups
 
+PATIENCE_S = 180.0
 REPOSITORY = Path(__file__).parent.parent.parent
 
 
@@ -39,6 +42,14 @@ class RankProcess:
             text=True,
         )
         self.pid = self._process.pid
+        self._answers: queue.Queue[str] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self._process.stdout
+        for line in self._process.stdout:
+            self._answers.put(line)
+        self._answers.put("")
 
     def __enter__(self) -> RankProcess:
         return self
@@ -54,9 +65,11 @@ class RankProcess:
         self._process.stdin.flush()
 
     def receive(self) -> Any:
-        """Answer to the oldest `send`; raises RankError for an error there, EOFError if the process is gone."""
-        assert self._process.stdout
-        line = self._process.stdout.readline()
+        """Answer to the oldest `send`; raises RankError for an error there, EOFError if the process is gone.
+
+        queue.Empty after PATIENCE_S.
+        """
+        line = self._answers.get(timeout=PATIENCE_S)
         if not line:
             raise EOFError(f"rank process {self.pid} is gone")
         kind, value = json.loads(line)
@@ -94,6 +107,7 @@ def form(processes: Sequence[RankProcess], settings: TrainerConfig, seed: int = 
 
 
 def main() -> None:
+    import faulthandler, signal; faulthandler.register(signal.SIGUSR1, all_threads=True)
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # What libraries print is no answer.
     from actors.trainer import TrainerWorker
