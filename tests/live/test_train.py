@@ -18,7 +18,7 @@ import psutil
 import pytest
 from rich.console import Console
 
-from bench.kills import run_with_kills
+from bench.chaos import run_with_kills
 from envs.sandbox.folder import default_directory
 from pearl.config.load import load_config
 from pearl.weights.snapshot import read_manifest
@@ -130,10 +130,10 @@ def test_one_seed_gives_the_same_samples_in_the_same_order(first: tuple[Run, dic
 
 
 def test_kills_lose_nothing(tmp_path: Path) -> None:
-    config = load_config(TINY, [f"run_dir={tmp_path / 'run'}", "pipeline.steps=4"])
+    config = load_config(TINY, [f"run_dir={tmp_path / 'run'}", "pipeline.steps=20"])
     outcome = asyncio.run(run_with_kills(config, ["engine", "worker"], Console(stderr=True)))
     assert [r["what"] for r in outcome["recoveries"]] == ["engine", "worker"]
-    assert outcome["summary"]["steps"] == 4
+    assert outcome["summary"]["steps"] == 20
 
 
 def test_ctrl_c_ends_cleanly_with_a_summary(tmp_path: Path) -> None:

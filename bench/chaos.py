@@ -1,0 +1,218 @@
+"""SIGKILL parts of live runs at random moments; nothing may be lost, trained twice or left behind.
+
+    python -m bench.chaos [--engine 3] [--worker 3] [--environment 0] [--trainer 0] [--driver 0] [--seed 0] [--json]
+
+Engines, rollout workers, environment workers and trainer ranks are killed inside one run (`--config`), in an order and
+after waits drawn from the seed; the next kill waits until the victim of the last one is back. Drivers (each with its
+Dask scheduler) are killed as whole processes and resumed. Checked at the end: every sample ended once in the surviving
+line of checkpoints, no group was trained twice, no version was used twice, no process is left. Prints each recovery.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+from rich.console import Console
+
+from pearl.cli import quiet_libraries
+from pearl.config import RunConfig
+from pearl.config.load import load_config
+from pearl.core import events as ev
+from pearl.core.restore import Replay
+from pearl.live.driver import Driver
+from pearl.live.journal import read_journal
+from pearl.live.preflight import preflight
+from pearl.live.train import train
+
+KINDS = ("engine", "worker", "environment", "trainer")
+LONGEST_WAIT_S = 3.0
+"""A kill comes at most this long after the last victim is back."""
+
+
+class Killer:
+    """Observer that kills `victims`, one after the other."""
+
+    def __init__(self, victims: list[str], seed: int) -> None:
+        self.victims = list(victims)
+        self.random = random.Random(seed)
+        self.driver: Driver | None = None
+        self.killed: tuple[str, str, float] | None = None
+        """(what, slot, time) of the kill that is being recovered from."""
+        self.recoveries: list[dict[str, Any]] = []
+        self.waiting = False
+
+    def saw(self, now: float, entry: ev.Event | ev.Instruction) -> None:
+        if self.killed is not None and self._is_back(entry, self.killed):
+            what, slot, at = self.killed
+            self.recoveries.append({"what": what, "slot": slot, "seconds": round(now - at, 1)})
+            self.killed = None
+        if self.victims and self.killed is None and not self.waiting and isinstance(entry, ev.Generate):
+            self.waiting = True
+            asyncio.get_running_loop().call_later(self.random.uniform(0.05, LONGEST_WAIT_S), self._kill)
+
+    def _is_back(self, entry: ev.Event | ev.Instruction, killed: tuple[str, str, float]) -> bool:
+        what, slot, _ = killed
+        match entry:
+            case ev.WeightsSynced():
+                return entry.worker == slot
+            case ev.EnvironmentWorkerReady():
+                return entry.worker == slot
+            case ev.TrainerReady():
+                return what == "trainer"
+        return False
+
+    def _kill(self) -> None:
+        assert self.driver is not None
+        self.waiting = False
+        what = self.victims[0]
+        prefix = {"engine": "rollout-", "worker": "rollout-", "environment": "environment-", "trainer": "trainer-"}
+        slots = [s for s, w in self.driver.cluster.workers.items() if s.startswith(prefix[what]) and w.address]
+        busy = what in ("engine", "worker")
+        if busy:
+            slots = [s for s in slots if s in self.driver.rollout.checksums and s in self.driver.rollout.refs]
+        if not slots or self.driver.closing:
+            return  # it is asked again at the next dispatch
+        slot = self.random.choice(sorted(slots))
+        worker = self.driver.cluster.workers[slot]
+        pid = self.driver.rollout.info[slot]["pid"] if what == "engine" else worker.process.pid
+        self.victims.pop(0)
+        self.killed = (what, slot, time.monotonic())
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+    def ended(self, *_: Any) -> None:
+        pass
+
+    def stepped(self, *_: Any) -> None:
+        pass
+
+    def notice(self, text: str) -> None:
+        pass
+
+
+def check_journal(run_dir: Path, steps: int) -> dict[str, int]:
+    """Counts of the surviving line. Raises AssertionError where a sample is lost or a group was trained twice."""
+    records = read_journal(run_dir / "journal.bin")
+    replay = Replay().read(records)
+    members = [m for g in replay.groups.values() for m in g.members]
+    assert all(m.ended for m in members), "a sample is lost"
+    assert sorted(replay.trained) == list(range(1, steps + 1)), "a step is missing"
+    numbers = [number for groups in replay.trained.values() for number in groups]
+    assert len(numbers) == len(set(numbers)), "a group was trained twice"
+    versions = [r["version"] for r in records if r["kind"] == "published"]
+    assert versions == sorted(set(versions)), "a version was used twice"
+    return {
+        "samples": len(members),
+        "rollbacks": sum(r["kind"] == "rollback" for r in records),
+        "restarted_trajectories": sum(r["kind"] == "discard" for r in records),
+    }
+
+
+def children() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)
+
+
+async def run_with_kills(config: RunConfig, victims: list[str], console: Console, seed: int = 0) -> dict[str, Any]:
+    """Run to the end under `victims`; what happened. Raises AssertionError where something was lost or left."""
+    killer = Killer(victims, seed)
+    before = {process.pid for process in children()}
+    ready = await preflight(config)
+    began = time.monotonic()
+    result = await train(config, ready, console, validate=True, watch=killer)
+    assert result.failure is None, result.failure
+    assert not killer.victims, f"the run ended before {killer.victims} were killed; give it more steps"
+    assert result.summary["trajectories_lost"] == 0, "a sample is lost"
+    left = [process for process in children() if process.pid not in before]
+    assert not left, f"left behind: {left}"
+    return {
+        "kills": len(victims),
+        "recoveries": killer.recoveries,
+        "seconds": round(time.monotonic() - began, 1),
+        **check_journal(Path(result.summary["run_dir"]), config.pipeline.steps),
+        "summary": result.summary,
+    }
+
+
+def kill_drivers(config: Path, count: int, seed: int, folder: Path) -> dict[str, Any]:
+    """Start a run, kill its driver `count` times at random moments, resume it each time, let it finish."""
+    rng = random.Random(seed)
+    steps = count + 3
+    command = [sys.executable, "-m", "pearl.cli", "train", str(config), f"run_dir={folder / 'run'}"]
+    command += [f"pipeline.steps={steps}", "checkpoint.every_steps=1", "--json"]
+    recoveries: list[dict[str, Any]] = []
+    for kill in range(count + 1):
+        began = time.monotonic()
+        resume = ["--resume"] if kill else []
+        process = subprocess.Popen([*command, *resume], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert process.stderr is not None
+        if kill == count:
+            out, err = process.communicate(timeout=900)
+            assert process.returncode == 0, err
+            break
+        wait_for = kill + 1  # a step further each time, so that every life does something
+        for line in process.stderr:
+            if line.lstrip().startswith(f"{wait_for}/") or ("resuming" in line and rng.random() < 0.3):
+                break
+        if resume:
+            recoveries.append({"what": "driver", "slot": "-", "seconds": round(time.monotonic() - began, 1)})
+        time.sleep(rng.uniform(0.0, LONGEST_WAIT_S))
+        processes = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        process.communicate()
+        _, alive = psutil.wait_procs(processes, timeout=30)
+        assert not alive, f"left behind by a killed driver: {alive}"
+    summary = json.loads(out.splitlines()[-1])
+    return {"kills": count, "recoveries": recoveries, **check_journal(folder / "run", steps), "summary": summary}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for kind, default in zip((*KINDS, "driver"), (3, 3, 0, 0, 0), strict=True):
+        parser.add_argument(f"--{kind}", type=int, default=default, metavar="N")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--config", type=Path, default=Path("examples/tiny.yaml"))
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    quiet_libraries()
+    victims = [kind for kind in KINDS for _ in range(getattr(args, kind))]
+    random.Random(args.seed).shuffle(victims)
+    outcomes = []
+    with tempfile.TemporaryDirectory() as folder:
+        if victims:
+            # Steps enough that the run outlasts its kills; a lost trainer repeats some.
+            overrides = [
+                f"pipeline.steps={8 * len(victims) + 6}",
+                "checkpoint.every_steps=2",
+                f"run_dir={folder}/inside",
+            ]
+            overrides += ["pipeline.worker_restarts=100", f"seed={args.seed}"]
+            config = load_config(args.config, overrides)
+            outcomes.append(asyncio.run(run_with_kills(config, victims, Console(stderr=True), args.seed)))
+        if args.driver:
+            outcomes.append(kill_drivers(args.config, args.driver, args.seed, Path(folder)))
+    recoveries = [recovery for outcome in outcomes for recovery in outcome["recoveries"]]
+    if args.json:
+        for outcome in outcomes:
+            outcome.pop("summary")
+        print(json.dumps({"seed": args.seed, "outcomes": outcomes}))
+    else:
+        for recovery in recoveries:
+            print(f"{recovery['what']:>11} {recovery['slot']:<14} killed, back after {recovery['seconds']} s")
+        print(f"{sum(o['kills'] for o in outcomes)} kills, nothing lost, nothing trained twice, nothing left behind")
+
+
+if __name__ == "__main__":
+    main()
