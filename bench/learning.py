@@ -1,6 +1,6 @@
 """Does a run learn? Reward per step on several seeds, a control that cannot learn, and held-out tasks before and after.
 
-    python -m bench.learning [--config examples/learn.yaml] [--seeds 0 1 2] [--steps 60] [--control-steps 30]
+    python -m bench.learning [--config examples/learn.yaml] [--seeds 0 1 2] [--steps 30] [--control-steps 20]
 
 Each seed is one `pearl train` and one `pearl eval RUN --against MODEL`, as a user types them; the control is the first
 seed with learning rate 0. Writes <out>/<name>.json after every run, <out>/<name>.png at the end. Training tasks alone
@@ -149,9 +149,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, default=Path("examples/learn.yaml"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--control-steps", type=int, default=30, help="0 leaves the control out")
-    parser.add_argument("--tasks", type=int, default=64, help="held-out tasks; 0 plays none")
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--control-steps", type=int, default=20, help="0 leaves the control out")
+    parser.add_argument("--tasks", type=int, default=48, help="held-out tasks; 0 plays none")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="where run directories go")
     parser.add_argument("--out", type=Path, default=Path("bench/results/learning"))
     parser.add_argument("--redraw", action="store_true", help="only draw the plot again from the JSON")
