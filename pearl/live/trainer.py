@@ -130,15 +130,16 @@ class TrainerGroup:
         await asyncio.gather(*(one(ref) for ref in self.refs))
 
     async def _all(self, method: str, args: Callable[[int], tuple[Any, ...]], timeout_s: float) -> list[Any]:
-        """`method` on every rank; the first failure is raised after all have answered or failed."""
+        """`method` on every rank. After all have answered, a failure is raised: a lost rank's before those of its peers,
+        whose collectives broke for that."""
         calls = [
             self.actors.call(ref, method, *args(rank), timeout_s=timeout_s, waiter="trainer")
             for rank, ref in enumerate(self.refs)
         ]
         replies = await asyncio.gather(*calls, return_exceptions=True)
-        for reply in replies:
-            if isinstance(reply, BaseException):
-                raise reply
+        failures = [reply for reply in replies if isinstance(reply, BaseException)]
+        if failures:
+            raise next((f for f in failures if isinstance(f, ActorLost | ActorTimeout)), failures[0])
         return replies
 
     async def _export(self, version: int) -> None:
@@ -171,7 +172,7 @@ class TrainerGroup:
         text = f"the trainer failed at {stage}: {error}"
         if isinstance(error, ActorLost | ActorTimeout):
             self._lost(text, life)
-        elif life == self.incarnation:
+        elif life == self.incarnation and life not in self._told:
             self.post(ev.TrainerFailed(text))
 
     def _lost(self, text: str, life: int) -> None:

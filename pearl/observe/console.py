@@ -15,6 +15,7 @@ from pearl.core.events import Event, Instruction
 from pearl.core.pipeline import Pipeline
 from pearl.core.state import Activity
 from pearl.core.trajectory import Trajectory
+from pearl.observe import health
 
 COLUMNS = (
     ("step", 8), ("reward", 7), ("loss", 11), ("tok/s", 7), ("s/step", 7), ("trainer idle", 13), ("rollout idle", 13),
@@ -30,6 +31,7 @@ class RunConsole:
         self.status: Status | None = None
         self.trainer_ready = False
         self._header = False
+        self._warned: set[str] = set()
         if console.is_terminal:
             self.status = console.status("starting")
             self.status.start()
@@ -46,6 +48,10 @@ class RunConsole:
                 self._print(f"engine {entry.worker} ready")
             case ev.WorkerLost() | ev.EnvironmentWorkerLost():
                 self._print(f"[yellow]{entry.worker} is lost:[/] {_one_line(entry.reason)}")
+            case ev.TrainerLost():
+                self._print(f"[yellow]the trainer is lost:[/] {_one_line(entry.reason)}")
+            case ev.RestartTrainer():
+                self._print(f"restarting the trainer from step {entry.step}")
             case ev.StartEngine(incarnation=life) if life > 1:
                 self._print(f"restarting {entry.worker} (life {life})")
             case ev.EndSample(outcome=ev.Outcome.FAILED | ev.Outcome.STALE):
@@ -62,6 +68,7 @@ class RunConsole:
         self._print(f"[yellow]notice:[/] {text}")
 
     def step_line(self, record: dict[str, Any]) -> None:
+        """The line of a step, and below it what `pearl.observe.health` warns of for the first time."""
         if not self._header:
             self._header = True
             self._print("[bold]" + "".join(name.rjust(width) for name, width in COLUMNS) + "[/]")
@@ -77,6 +84,10 @@ class RunConsole:
             str(record["queue"]),
         )
         self._print("".join(v.rjust(width) for v, (_, width) in zip(values, COLUMNS, strict=True)))
+        for warning in health.warnings(record):
+            if warning.kind not in self._warned:
+                self._warned.add(warning.kind)
+                self._print(f"[yellow]warning, step {record['step']}:[/] {warning.text}")
 
     def _print(self, text: str) -> None:
         self.console.print(text, highlight=False, soft_wrap=True)
