@@ -130,8 +130,8 @@ class TrainerGroup:
         await asyncio.gather(*(one(ref) for ref in self.refs))
 
     async def _all(self, method: str, args: Callable[[int], tuple[Any, ...]], timeout_s: float) -> list[Any]:
-        """`method` on every rank. After all have answered, a failure is raised: a lost rank's before those of its peers,
-        whose collectives broke for that."""
+        """`method` on every rank. After all have answered, a failure is raised: a lost rank's before those of its
+        peers, whose collectives broke for that."""
         calls = [
             self.actors.call(ref, method, *args(rank), timeout_s=timeout_s, waiter="trainer")
             for rank, ref in enumerate(self.refs)

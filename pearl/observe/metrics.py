@@ -15,11 +15,12 @@ from torch.utils.tensorboard import SummaryWriter
 from pearl.core import events as ev
 from pearl.core.events import Event, Instruction, Outcome
 from pearl.core.pipeline import Pipeline
-from pearl.core.trajectory import Trajectory
+from pearl.core.trajectory import StopReason, Trajectory
 from pearl.observe.utilisation import Utilisation
 
 RATE_WINDOW_S = 30.0
 """Steps can follow each other at once; tokens/s is taken since the last step that is at least this old."""
+TRUNCATED = (StopReason.TURN_LIMIT, StopReason.TOKEN_LIMIT)
 
 
 class Metrics:
@@ -39,6 +40,8 @@ class Metrics:
         """Tokens by step."""
         self.rewards: dict[int, float] = {}
         """By step; a step that is done again replaces itself."""
+        self._ended_before = self._failed_before = 0
+        """Samples that had ended, and failed, at the last step."""
         self._marks: deque[tuple[float, int]] = deque()
         """(time, tokens generated) at the first dispatch and at each step."""
 
@@ -81,6 +84,10 @@ class Metrics:
             "seconds_since_last": seconds,
             "staleness_mean": fmean(staleness),
             "staleness_max": max(staleness),
+            "staleness_histogram": [staleness.count(age) for age in range(max(staleness) + 1)],
+            "staleness_bound": self.pipeline.settings.max_staleness_steps,
+            "truncation_rate": fmean(t.stop in TRUNCATED for t in trajectories),
+            "failure_rate": self._failure_rate(),
             "trainer_idle_ratio": self.utilisation.trainer_idle_ratio,
             "rollout_idle_ratio": self.utilisation.rollout_idle_ratio,
             "queue": len(self.pipeline.queue) + len(self.pipeline.waiting),
@@ -106,6 +113,14 @@ class Metrics:
             if record["step"] <= step:
                 self.rewards[record["step"]] = record["reward"]
                 self._trained[record["step"]] = int(record["tokens_trained"])
+
+    def _failure_rate(self) -> float:
+        """Share of failed among the samples that ended since the last step; 0 if none did."""
+        ended, failed = sum(self.pipeline.ended.values()), self.pipeline.ended[Outcome.FAILED]
+        # A rollback takes ends back, never failures.
+        rate = min(1.0, (failed - self._failed_before) / max(1, ended - self._ended_before))
+        self._ended_before, self._failed_before = ended, failed
+        return rate
 
     def summary(self) -> dict[str, Any]:
         """Totals so far, with the names of the command's JSON output."""
