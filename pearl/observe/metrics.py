@@ -42,6 +42,9 @@ class Metrics:
         """By step; a step that is done again replaces itself."""
         self._ended_before = self._failed_before = 0
         """Samples that had ended, and failed, at the last step."""
+        self._ended_before = sum(pipeline.ended.values())
+        """Samples that had ended at the last step."""
+        self._failed_before = pipeline.ended[Outcome.FAILED]
         self._marks: deque[tuple[float, int]] = deque()
         """(time, tokens generated) at the first dispatch and at each step."""
 
