@@ -75,10 +75,26 @@ def is_plain(config: TrainerConfig) -> bool:
     return config.zero_stage == 0 and config.dtype == "float32"
 
 
+def forget_engines() -> None:
+    """Make ZeRO-3 number modules and parameters from 0 again, and let go of the models of engines before.
+
+    It numbers them per process, and compares the numbers over ranks: a rank that has trained before would disagree
+    with a new one, which raises there and waits for ever here. And a step that broke off leaves modules on its stack.
+    """
+    from deepspeed.runtime.zero import parameter_offload
+    from deepspeed.runtime.zero.partition_parameters import Init
+
+    Init.param_id = 0
+    # The counter is a default argument.
+    parameter_offload.DeepSpeedZeRoOffload._register_deepspeed_module.__defaults__[0][0] = 0
+    parameter_offload.FWD_MODULE_STACK.clear()
+
+
 def start_engine(model: Any, config: TrainerConfig) -> Any:
     """Wrap the model; collective. The garbage collector then leaves what start-up made alone (0.05 s against 1 s)."""
     import deepspeed
 
+    forget_engines()
     if config.activation_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.train()

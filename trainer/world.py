@@ -105,13 +105,21 @@ def join_world(rank: int, size: int, address: str, port: int, timeout_s: float) 
     return World(rank, size, device)
 
 
-def leave_world() -> None:
-    """Leave the process group so that this process can join another one; nothing to do if it is in none."""
+def leave_world(*, abort: bool = False) -> None:
+    """Leave the process group so that this process can join another one; nothing to do if it is in none.
+
+    `abort` gives up collectives that a lost rank will never join; NCCL would wait for them. gloo has given up already.
+    """
     import deepspeed
     from deepspeed.comm import comm
+    from deepspeed.utils import groups
 
     if torch.distributed.is_initialized():
-        # Not torch's own call: DeepSpeed keeps groups of its own, which only this one drops.
-        deepspeed.comm.destroy_process_group()
+        if abort and torch.distributed.get_backend() == "nccl":
+            torch.distributed.distributed_c10d._abort_process_group()
+            groups._release_process_group_references(group=None)
+        else:
+            # Not torch's own call: DeepSpeed keeps groups of its own, which only this one drops.
+            deepspeed.comm.destroy_process_group()
     # Else the next join keeps the dead backend.
     comm.cdb = None

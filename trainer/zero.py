@@ -23,6 +23,7 @@ from trainer.batch import balance, has_signal, make_batch, plan_ranks
 from trainer.checkpoint import CheckpointError, is_complete, load_checkpoint, save_checkpoint
 from trainer.engine import (
     GradientNorm,
+    forget_engines,
     load_model,
     reference_model,
     set_learning_rate,
@@ -95,7 +96,7 @@ class ZeroTrainer:
             self._norm = GradientNorm(self._engine, config)
             self._offloader = Offloader(self._engine, self._reference, self._world)
         except BaseException:
-            leave_world()
+            leave_world(abort=True)
             raise
         self._life.state = "ready"
 
@@ -274,10 +275,17 @@ class ZeroTrainer:
         """Free the engine and leave the group; the process can start another trainer. Twice is fine, broken too."""
         if self._life.state == "closed":
             return
-        self._life.state = "closed"
-        self._engine.destroy()
-        del self._engine, self._scorer, self._reference, self._norm, self._offloader
-        gc.unfreeze()
-        leave_world()
-        if self._world.device.type == "cuda":
-            torch.cuda.empty_cache()
+        broken, self._life.state = self._life.state == "broken", "closed"
+        try:
+            self._engine.destroy()
+        except Exception:
+            # A step that broke off may have left the engine in any state; the process goes on without it.
+            if not broken:
+                raise
+        finally:
+            del self._engine, self._scorer, self._reference, self._norm, self._offloader
+            forget_engines()
+            gc.unfreeze()
+            gc.collect()
+            leave_world(abort=broken)
+            self._world.empty_cache()

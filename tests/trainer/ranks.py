@@ -107,7 +107,6 @@ def form(processes: Sequence[RankProcess], settings: TrainerConfig, seed: int = 
 
 
 def main() -> None:
-    import faulthandler, signal; faulthandler.register(signal.SIGUSR1, all_threads=True)
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # What libraries print is no answer.
     from actors.trainer import TrainerWorker
