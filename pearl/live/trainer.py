@@ -78,7 +78,7 @@ class TrainerGroup:
                 await self._export(version)
             self.post(ev.TrainerReady(version, step))
         except (ActorError, RunFailed) as error:
-            self._failed("start", error, life)
+            await self._failed("start", error, life)
 
     async def train(self, i: ev.TrainBatch, groups: list[list[Trajectory]]) -> None:
         wire, life = pack_groups(groups), self.incarnation
@@ -88,7 +88,7 @@ class TrainerGroup:
             self.on_step({**replies[0], "step": i.step})
             self.post(ev.BatchTrained(i.step))
         except (ActorError, RunFailed) as error:
-            self._failed(f"step {i.step}", error, life)
+            await self._failed(f"step {i.step}", error, life)
 
     async def publish(self, i: ev.PublishSnapshot, step: int) -> None:
         """Export, tell, then write a checkpoint if one is due (behind the export: engines come first)."""
@@ -103,7 +103,7 @@ class TrainerGroup:
                 if self.config.checkpoint.keep_weights and (due or step == self.config.pipeline.steps):
                     await asyncio.to_thread(self._keep_weights, i.version)
         except (ActorError, RunFailed, OSError) as error:
-            self._failed(f"publishing version {i.version}", error, life)
+            await self._failed(f"publishing version {i.version}", error, life)
 
     def retire(self, version: int) -> None:
         for old in range(self._oldest, version + 1):
@@ -167,11 +167,14 @@ class TrainerGroup:
         unfinished.rename(target)
         _keep_newest(list(self.directory.weights.glob("v*")), "v", self.config.checkpoint.keep)
 
-    def _failed(self, stage: str, error: Exception, life: int) -> None:
+    async def _failed(self, stage: str, error: Exception, life: int) -> None:
         """A lost or silent rank can be replaced; what a rank raised would be raised again."""
         text = f"the trainer failed at {stage}: {error}"
         if isinstance(error, ActorLost | ActorTimeout):
-            self._lost(text, life)
+            cluster = self.actors.cluster
+            causes = await asyncio.gather(*(cluster.cause_of_death(slot, life) for slot in self.slots))
+            dead = [f"{slot} is gone: {cause}" for slot, cause in zip(self.slots, causes, strict=True) if cause]
+            self._lost(dead[0] if dead else text, life)
         elif life == self.incarnation and life not in self._told:
             self.post(ev.TrainerFailed(text))
 
