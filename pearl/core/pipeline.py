@@ -17,7 +17,6 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from pearl.core import events as ev
@@ -25,8 +24,10 @@ from pearl.core.environments import EnvironmentTable
 from pearl.core.events import Event, Instruction, Outcome
 from pearl.core.fleet import Fleet
 from pearl.core.groups import Attempt, Group, Member, Phase
+from pearl.core.invariants import check_pipeline
 from pearl.core.lineage import Lineage
 from pearl.core.routing import choose_worker
+from pearl.core.settings import PipelineSettings
 from pearl.core.staleness import groups_admissible, is_stale
 from pearl.core.tasks import TaskCursor
 from pearl.core.trajectory import FinishReason, SampleId, StopReason, TrajectoryId
@@ -35,28 +36,6 @@ INFRASTRUCTURE_ATTEMPTS = 10
 """Restarts of one sample for reasons that are not its own, before it fails: a bound against endless loops."""
 LOSSES_PER_TRAJECTORY = 5
 """Engines that may die under one trajectory before it is suspected of killing them."""
-
-
-@dataclass(frozen=True, slots=True)
-class PipelineSettings:
-    """What the machine needs of the configuration (see `pearl/config/pipeline.py` for the meanings)."""
-
-    steps: int
-    groups_per_batch: int
-    group_size: int
-    max_staleness_steps: int
-    in_drawn_order: bool
-    abort_on_update: bool
-    max_response_tokens: int
-    max_trajectory_tokens: int
-    max_concurrent_trajectories: int
-    requests_per_worker: int
-    sample_attempts: int
-    min_group_size: int
-    quarantine_after: int
-    worker_restarts: int
-    checkpoints: bool = False
-    """Whether checkpoints are written, so that a lost trainer can be replaced."""
 
 
 class Pipeline:
@@ -489,25 +468,4 @@ class Pipeline:
 
     def validate(self) -> None:
         """Raise AssertionError where the state contradicts itself."""
-        self.fleet.workers.validate()
-        present = [m for g in self.groups.values() for m in g.members]
-        assert self.samples_unfinished == sum(not m.ended for m in present), "a sample is lost or counted twice"
-        waiting = {m.sample for m in self.waiting}
-        open_attempts = [*self.attempts.values(), *self.suspended]
-        live = {a.id.sample for a in open_attempts}
-        assert len(waiting) == len(self.waiting) and len(live) == len(open_attempts), "a sample is rolled out twice"
-        for member in present:
-            states = (member.sample in waiting) + (member.sample in live) + (member.finished is not None)
-            assert states == 1 - (member.ended and member.finished is None), f"{member.sample} is in {states} places"
-        queued = set(self.queue)
-        generating = {t for w in self.fleet.workers.values() for t in w.in_flight}
-        for attempt in self.attempts.values():
-            assert attempt.phase is not Phase.QUEUED or attempt.id in queued, f"{attempt.id} is forgotten"
-        for worker in self.fleet.workers.values():
-            assert len(worker.in_flight) <= self.settings.requests_per_worker, f"{worker.name} is overloaded"
-        assert sum(len(w.in_flight) for w in self.fleet.workers.values()) == len(generating), (
-            "one request on two workers"
-        )
-        for slot in self.environments.values():
-            live_here = sum(a.environment_worker == slot.name for a in self.attempts.values())
-            assert slot.live == live_here <= max(slot.capacity, live_here), f"{slot.name} counts wrongly"
+        check_pipeline(self)

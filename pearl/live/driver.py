@@ -17,7 +17,8 @@ from pearl.cluster.local import LocalCluster
 from pearl.config import RunConfig
 from pearl.core import events as ev
 from pearl.core.events import Event, Instruction
-from pearl.core.pipeline import Pipeline, PipelineSettings
+from pearl.core.pipeline import Pipeline
+from pearl.core.settings import PipelineSettings
 from pearl.core.tasks import TaskCursor
 from pearl.core.trajectory import Trajectory, TrajectoryId
 from pearl.live.actors import ActorClasses, Actors

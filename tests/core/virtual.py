@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 from pearl.core import events as ev
 from pearl.core.events import Event, Instruction, Outcome
-from pearl.core.pipeline import Pipeline, PipelineSettings
+from pearl.core.pipeline import Pipeline
+from pearl.core.settings import PipelineSettings
 from pearl.core.tasks import TaskCursor
 from pearl.core.trajectory import FinishReason, StopReason, TrajectoryId
 
