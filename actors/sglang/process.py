@@ -58,15 +58,15 @@ def free_port() -> int:
     raise EngineError(f"no free port among {PORT_TRIES} tried below {lowest}")
 
 
-def require_free(port: int) -> None:
-    """UserError if a port that the user chose is taken on loopback."""
+def require_free(port: int, key: str = "the engine's port") -> None:
+    """UserError if a port that the user chose (as `key`) is taken on loopback."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
             raise UserError(
-                f"port {port} on 127.0.0.1 cannot be used for an engine ({error.strerror})",
+                f"{key} = {port} cannot be used ({error.strerror})",
                 "Choose another port, or leave it out so that a free one is taken.",
             ) from error
 

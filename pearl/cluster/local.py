@@ -48,8 +48,10 @@ class WorkerProcess:
 class LocalCluster:
     """Async context: a scheduler, a client, and the workers that were started through it."""
 
-    def __init__(self, log_directory: Path, on_left: Callable[[str, int, str], None]) -> None:
+    def __init__(self, log_directory: Path, on_left: Callable[[str, int, str], None], port: int = 0) -> None:
+        """`port` is the scheduler's, 0 a free one."""
         self.log_directory = log_directory
+        self.port = port
         self.on_left = on_left
         self.lost = LostWorkers()
         self.workers: dict[str, WorkerProcess] = {}
@@ -59,7 +61,7 @@ class LocalCluster:
         configure_dask()
         self.log_directory.mkdir(parents=True, exist_ok=True)
         self.scheduler = await self._stack.enter_async_context(
-            Scheduler(host=HOST, port=0, dashboard_address=f"{HOST}:0", dashboard=False)
+            Scheduler(host=HOST, port=self.port, dashboard_address=f"{HOST}:0", dashboard=False)
         )
         self.client = await self._stack.enter_async_context(
             Client(self.scheduler.address, asynchronous=True, direct_to_workers=True, set_as_default=False)

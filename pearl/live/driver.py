@@ -100,7 +100,7 @@ class Driver:
         """(step, version) that the trainer starts at."""
         if resume is not None:
             self._restore(resume)
-        self.cluster = LocalCluster(directory.workers, self._left)
+        self.cluster = LocalCluster(directory.workers, self._left, config.cluster.scheduler_port)
         actors = Actors(self.cluster, bindings, self.waits, config.deadlines.worker_start_s, classes or ActorClasses())
         parts = (actors, config, model_directory, directory, self.post)
         self.rollout = RolloutWorkers(*parts, self.journal)

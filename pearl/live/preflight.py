@@ -7,7 +7,6 @@ is refused, because a machine that runs out of memory kills processes at random.
 from __future__ import annotations
 
 import json
-import socket
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 import psutil
 
 from actors.sglang.args import check_versions, plan_server
+from actors.sglang.process import require_free
 from envs.registry import find_factory
 from envs.sandbox.backend import BubblewrapBackend
 from pearl.cluster.binding import Binding, bind
@@ -61,7 +61,8 @@ async def preflight(config: RunConfig) -> Preflight:
     """Check everything that a run needs. Raises UserError for the first thing that cannot work."""
     check_versions()
     find_factory(config.environment.family)
-    _check_port(config.cluster.scheduler_port)
+    if config.cluster.scheduler_port:
+        require_free(config.cluster.scheduler_port, "cluster.scheduler_port")
     model_directory = resolve_model(config.model.path)
     plan_server(config.engine, config.model, model_directory, port=1, seed=config.seed)
     gpus = _gpus(config)
@@ -135,19 +136,6 @@ def _gpus(config: RunConfig) -> int:
     import torch
 
     return torch.cuda.device_count()
-
-
-def _check_port(port: int) -> None:
-    if port:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError as error:
-                raise UserError(
-                    f"cluster.scheduler_port = {port} cannot be used ({error.strerror})",
-                    "Choose another port, or 0 for a free one.",
-                ) from error
 
 
 async def _check_environment(config: RunConfig) -> int:

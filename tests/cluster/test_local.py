@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -146,3 +147,13 @@ def test_slots_get_their_devices_in_order_and_too_few_gpus_are_refused() -> None
     with pytest.raises(UserError, match="need 6 GPUs, this machine has 4"):
         bind(config, gpus=4)
     assert all(not b.devices for b in bind(config, gpus=0).values())
+
+
+async def test_the_scheduler_listens_on_loopback_at_the_port_that_was_asked_for(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    async with LocalCluster(tmp_path, print, port) as cluster:
+        assert cluster.scheduler.address == f"tcp://127.0.0.1:{port}"
+        listening = [c.laddr for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+        assert {address.ip for address in listening} <= {"127.0.0.1"}
