@@ -93,7 +93,6 @@ class Offloader:
             host = get_accelerator().pin_empty_like(weights, device="cpu")
             weights.data = host.copy_(weights)
         offload_optimizer_states(optimizer.optimizer, "cpu", pin_memory=True)
-        self._world.empty_cache()
 
     def _to_device(self) -> None:
         from deepspeed.runtime.zero.offload_states import reload_optimizer_states

@@ -149,7 +149,9 @@ def test_many_cycles_do_not_grow(stage: int) -> None:
     before, tensors = cycles(3)
     after, tensors_after = cycles(22)
     assert tensors_after == tensors
-    assert after - before < trainer.offload().state_bytes / 2
+    # The allocator keeps a buffer more or less; the smallest of the five states, leaked 22 times, would be over 4 times
+    # all of them.
+    assert after - before < 2 * trainer.offload().state_bytes
     trainer.close()
 
 
