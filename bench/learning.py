@@ -2,9 +2,11 @@
 
     python -m bench.learning [--config examples/learn.yaml] [--seeds 0 1 2] [--steps 30] [--control-steps 20]
 
-Each seed is one `pearl train` and one `pearl eval RUN --against MODEL`, as a user types them; the control is the first
-seed with learning rate 0. Writes <out>/<name>.json after every run, <out>/<name>.png at the end. Training tasks alone
-decide about settings: the held-out tasks are played once per seed, when its training is over.
+Each seed is one `pearl train` and one `pearl eval RUN --against MODEL`, as a user types them. The control is the first
+seed with learning rate 0, on as many tasks as the two windows of 10 steps hold, so that both have the same ones, and in
+groups twice as large: tasks differ much more than 0.05 in how easy they are. Writes <out>/<name>.json after every run
+(`--add` goes on with what is missing there), <out>/<name>.png at the end. Training tasks alone decide about settings:
+the held-out tasks are played once per seed, when its training is over.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from typing import Any
 import msgpack
 import torch
 
+from pearl.config import RunConfig
 from pearl.config.load import load_config
 from pearl.models import resolve_model
 
@@ -57,8 +60,18 @@ def train(options: argparse.Namespace, seed: int, steps: int, *overrides: str) -
         "gain": last - first,
         "reward_by_step": rewards,
         "said": said(Path(summary["run_dir"])),
+        "commit": commit(),
+        "weight_checksums": len(set(summary["trainer_checksums"].values())),
         "run_dir": summary["run_dir"],
     }
+
+
+def control(options: argparse.Namespace, config: RunConfig) -> dict[str, Any]:
+    p = config.pipeline
+    same, larger = f"environment.tasks={WINDOW * p.groups_per_batch}", f"pipeline.group_size={2 * p.group_size}"
+    room = f"engine.max_running_requests={2 * config.engine.max_running_requests}"
+    still = "trainer.learning_rate=0"
+    return train(options, options.seeds[0], options.control_steps, still, same, larger, room)
 
 
 def said(run: Path, count: int = 4) -> dict[str, list[str]]:
@@ -133,15 +146,23 @@ def plot(result: dict[str, Any], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def provenance(options: argparse.Namespace) -> dict[str, Any]:
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False, cwd=ROOT).stdout
+def commit() -> str:
+    result = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False, cwd=ROOT)
+    return result.stdout.strip()
+
+
+def new_result(options: argparse.Namespace, config: RunConfig) -> dict[str, Any]:
     seeds = " ".join(map(str, options.seeds))
     return {
+        "model": config.model.path,
+        "family": config.environment.family,
+        "learning_rate": config.trainer.learning_rate,
         "command": f"python -m bench.learning --config {options.config} --seeds {seeds} --steps {options.steps} "
         f"--control-steps {options.control_steps} --tasks {options.tasks}",
-        "commit": commit.strip(),
         "machine": f"{platform.machine()}, {os.cpu_count()} CPU cores, shared with other work",
         "torch": torch.__version__,
+        "seeds": [],
+        "control": None,
     }
 
 
@@ -154,6 +175,7 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=48, help="held-out tasks; 0 plays none")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="where run directories go")
     parser.add_argument("--out", type=Path, default=Path("bench/results/learning"))
+    parser.add_argument("--add", action="store_true", help="keep what the JSON has, run what is missing")
     parser.add_argument("--redraw", action="store_true", help="only draw the plot again from the JSON")
     options = parser.parse_args()
     config = load_config(options.config)
@@ -162,31 +184,26 @@ def main() -> None:
         plot(json.loads(file.read_text()), file.with_suffix(".png"))
         return
     options.out.mkdir(parents=True, exist_ok=True)
-    result: dict[str, Any] = {
-        "model": config.model.path,
-        "family": config.environment.family,
-        "learning_rate": config.trainer.learning_rate,
-        **provenance(options),
-        "seeds": [],
-        "control": None,
-    }
+    result = json.loads(file.read_text()) if options.add and file.exists() else new_result(options, config)
 
     def save() -> None:
         result["verdict"] = verdict(result)
         file.write_text(json.dumps(result, indent=1) + "\n")
 
     for seed in options.seeds:
-        one = train(options, seed, options.steps)
-        result["seeds"].append(one)
-        save()
-        if options.tasks:
+        one = next((one for one in result["seeds"] if one["seed"] == seed), None)
+        if one is None:
+            one = train(options, seed, options.steps)
+            result["seeds"].append(one)
+            save()
+        if options.tasks and "held_out" not in one:
             one["held_out"] = held_out(one["run_dir"], config.model.path, options.tasks)
             save()
-    if options.control_steps:
-        result["control"] = train(options, options.seeds[0], options.control_steps, "trainer.learning_rate=0")
+    if options.control_steps and result["control"] is None:
+        result["control"] = control(options, config)
         save()
     for one in [*result["seeds"], *([result["control"]] if result["control"] else [])]:
-        del one["run_dir"]  # a place on this machine
+        one.pop("run_dir", None)  # a place on this machine
     save()
     plot(result, file.with_suffix(".png"))
     print(json.dumps(result["verdict"], indent=1))
