@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 import pytest
 
@@ -27,6 +28,26 @@ async def test_going_on_from_an_abort_gives_the_uninterrupted_answer(engine: Rol
     second = await engine.generate(request("rest", prompt + tokens, tokens=len(whole["token_ids"]) - len(tokens)))
     assert tokens + second["token_ids"] == whole["token_ids"]
     assert first["logprobs"] + second["logprobs"] == pytest.approx(whole["logprobs"], abs=1e-4)
+
+
+async def test_twenty_answers_interrupted_at_random_equal_the_uninterrupted_ones(engine: RolloutWorker) -> None:
+    rng = random.Random(0)
+    interruptions = 0
+    for number in range(20):
+        prompt = [rng.randrange(5, 1000) for _ in range(rng.randint(2, 12))]
+        whole = await engine.generate(request(f"whole{number}", prompt, tokens=120))
+        tokens: list[int] = []
+        while len(tokens) < len(whole["token_ids"]):
+            left = len(whole["token_ids"]) - len(tokens)
+            rid = f"part{number}-{len(tokens)}"
+            part = asyncio.create_task(engine.generate(request(rid, prompt + tokens, tokens=left)))
+            least = rng.randint(1, 60)
+            await until(lambda: part.done() or progress(engine).get(rid, 0) >= least)  # noqa: B023
+            interruptions += not part.done()
+            await engine.abort()
+            tokens += (await part)["token_ids"]
+        assert tokens == whole["token_ids"], f"answer {number}"
+    assert interruptions >= 20
 
 
 async def test_abort_of_queued_requests_returns_no_tokens(engine: RolloutWorker) -> None:
