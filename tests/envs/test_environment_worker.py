@@ -59,7 +59,7 @@ async def test_a_trajectory_from_start_to_end(worker: EnvironmentWorker, chat: C
     assert seen["stop"] is None and seen["observation_ids"]
     assert (await worker.score([0, 1, 0], 60.0))["reward"] == 0.0
     ended = await worker.advance([0, 1, 0], says(chat, solution(worker, 3)), 60.0)
-    assert ended == {"observation_ids": [], "stop": "submitted"}
+    assert ended == {"observation_ids": [], "stop": "submitted", "state": ""}
     score = await worker.score([0, 1, 0], 60.0)
     assert score["reward"] == 1.0 and score["detail"]["turns"] == 2.0
     assert json.loads(json.dumps([tasks, opened, seen, ended, score])) == [tasks, opened, seen, ended, score]
@@ -188,3 +188,18 @@ async def test_a_killed_worker_leaves_nothing_after_the_next_start(
 def test_errors_cross_processes() -> None:
     error = pickle.loads(pickle.dumps(InfrastructureError("no sandbox")))
     assert isinstance(error, InfrastructureError) and str(error) == "no sandbox"
+
+
+async def test_a_trajectory_is_rebuilt_by_playing_it_again(worker: EnvironmentWorker, chat: ChatRenderer) -> None:
+    opened = await worker.open([0, 0, 0], 3, 60.0)
+    response = says(chat, "echo note > note.txt; cat note.txt")
+    seen = await worker.advance([0, 0, 0], response, 60.0)
+    turn = [response, seen["observation_ids"], seen["state"]]
+    again = await worker.reopen([0, 0, 1], 3, opened["prompt_ids"], [turn], 60.0)
+    assert again == {"difference": ""}
+    assert (await worker.score([0, 0, 1], 60.0))["reward"] == (await worker.score([0, 0, 0], 60.0))["reward"]
+    other = [response, seen["observation_ids"], "another hash"]
+    assert "other files" in (await worker.reopen([0, 0, 2], 3, opened["prompt_ids"], [other], 60.0))["difference"]
+    otherwise = [says(chat, "ls"), seen["observation_ids"], seen["state"]]
+    assert "otherwise" in (await worker.reopen([0, 0, 3], 3, opened["prompt_ids"], [otherwise], 60.0))["difference"]
+    assert "prompt" in (await worker.reopen([0, 0, 4], 4, opened["prompt_ids"], [turn], 60.0))["difference"]
