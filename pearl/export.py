@@ -109,6 +109,7 @@ def _write_tensors(kept: KeptWeights, target: Path, shard_bytes: int) -> None:
         single = len(shards) == 1
         name = "model.safetensors" if single else f"model-{number:05}-of-{len(shards):05}.safetensors"
         save_file(_take(tensors, shard), target / name, metadata=metadata)
+        (target / name).chmod(0o644)  # safetensors makes files for their owner alone
         places |= dict.fromkeys((entry.name for entry in shard), name)
     if len(shards) > 1:
         size = sum(entry.nbytes for shard in shards for entry in shard)
