@@ -30,6 +30,7 @@ class RunConsole:
         self.console, self.pipeline = console, pipeline
         self.status: Status | None = None
         self.trainer_ready = False
+        self.trainer_loss = ""
         self._header = False
         self._warned: set[str] = set()
         if console.is_terminal:
@@ -49,8 +50,9 @@ class RunConsole:
             case ev.WorkerLost() | ev.EnvironmentWorkerLost():
                 self._print(f"[yellow]{entry.worker} is lost:[/] {_one_line(entry.reason)}")
             case ev.TrainerLost():
-                self._print(f"[yellow]the trainer is lost:[/] {_one_line(entry.reason)}")
+                self.trainer_loss = _one_line(entry.reason)  # told with what follows from it: a restart, or the end
             case ev.RestartTrainer():
+                self._print(f"[yellow]the trainer is lost:[/] {self.trainer_loss}")
                 self._print(f"restarting the trainer from step {entry.step}")
             case ev.StartEngine(incarnation=life) if life > 1:
                 self._print(f"restarting {entry.worker} (life {life})")
