@@ -283,10 +283,10 @@ class Driver:
             for task in list(self._tasks):
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
-            await asyncio.gather(
-                *(part.stop(limit) for part in (self.rollout, self.environments, self.trainer)),
-                return_exceptions=True,
-            )
+            # A rank in the middle of a step would answer only behind it; its process is killed next, which is safe.
+            stops = [self.rollout.stop(limit), self.environments.stop(limit)]
+            stops += [self.trainer.stop(limit)] if finish_writing else []
+            await asyncio.gather(*stops, return_exceptions=True)
         finally:
             await self._stack.aclose()
             self.journal.close()
