@@ -114,7 +114,7 @@ async def test_taken_port_is_the_users_error(tiny_model: Path, tmp_path: Path) -
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(UserError, match=f"port {port}"):
+        with pytest.raises(UserError, match=f"port = {port} cannot be used"):
             await start(RolloutWorker(), tiny_model, tmp_path, port=port)
 
 
