@@ -32,7 +32,7 @@ ILL: dict[str, dict[str, Any]] = {
     "clip": {"clip_share": 0.5},
     "entropy": {"entropy": 0.001},
     "zero_variance": {"zero_variance_groups": 9.0},
-    "staleness": {"staleness_histogram": [1, 7]},
+    "staleness": {"staleness_histogram": [1, 0, 7], "staleness_bound": 2},
     "truncation": {"truncation_rate": 0.9},
     "failures": {"failure_rate": 0.5},
 }
@@ -70,6 +70,7 @@ def test_a_step_without_loss_tokens_says_nothing_of_the_loss() -> None:
 
 def test_with_a_bound_of_zero_nothing_is_stale() -> None:
     assert kinds(SOUND | {"staleness_histogram": [8], "staleness_bound": 0}) == []
+    assert kinds(SOUND | {"staleness_histogram": [0, 8], "staleness_bound": 1}) == []
 
 
 FIGURE = st.one_of(st.none(), st.floats())
