@@ -101,13 +101,13 @@ def held_out(run: str, model: str, tasks: int) -> dict[str, Any]:
     }
 
 
-def verdict(result: dict[str, Any]) -> dict[str, bool]:
-    """What can be said so far."""
+def verdict(result: dict[str, Any]) -> dict[str, bool | None]:
+    """What can be said so far; None of what was not run."""
     seeds, control = result["seeds"], result["control"]
     played = [seed["held_out"] for seed in seeds if seed.get("held_out")]
     return {
         f"every seed gains at least {GAIN}": bool(seeds) and all(seed["gain"] >= GAIN for seed in seeds),
-        f"the control moves by less than {STILL}": control is not None and abs(control["gain"]) < STILL,
+        f"the control moves by less than {STILL}": abs(control["gain"]) < STILL if control else None,
         "held-out reward rises on every seed": len(played) == len(seeds) > 0
         and all(play["difference"]["reward"]["low"] > 0 for play in played),
     }
