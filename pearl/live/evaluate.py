@@ -33,7 +33,7 @@ from pearl.live.frozen import FrozenWeights, Subject
 from pearl.live.play import Play, report
 from pearl.live.preflight import Preflight, preflight
 from pearl.live.run_directory import RunDirectory
-from pearl.live.train import INTERRUPTED, Result, _stop_on_signals
+from pearl.live.train import INTERRUPTED, Result, stop_on_signals
 from pearl.observe.console import RunConsole
 from pearl.observe.event_log import EventLog
 
@@ -202,7 +202,7 @@ async def _play(
     screen = PlayConsole(console, driver.pipeline, subjects, tasks)
     driver.observers = [log, screen, failures]
     console.print(f"run directory {directory.path}", highlight=False, soft_wrap=True)
-    _stop_on_signals(driver, screen)
+    stop_on_signals(driver, screen)
     end = ev.FinishRun(True, "the driver stopped")
     try:
         end = await driver.run()

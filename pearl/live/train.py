@@ -71,7 +71,7 @@ async def train(
         console.print(_resumed(driver, start), highlight=False, soft_wrap=True)
     for text in ready.notices:
         screen.notice(text)
-    _stop_on_signals(driver, screen)
+    stop_on_signals(driver, screen)
     end = ev.FinishRun(True, "the driver stopped")
     try:
         end = await driver.run()
@@ -118,7 +118,7 @@ def _summary(config: RunConfig, driver: Driver, metrics: Metrics, directory: Run
     }
 
 
-def _stop_on_signals(driver: Driver, screen: RunConsole) -> None:
+def stop_on_signals(driver: Driver, screen: RunConsole) -> None:
     """The first Ctrl-C or SIGTERM ends the run cleanly, the second one at once."""
     asked: list[int] = []
 
