@@ -15,6 +15,7 @@ import msgpack
 
 from pearl.core import events as ev
 from pearl.core.events import Event, Instruction
+from pearl.core.layout import Layout
 from pearl.core.trajectory import SampleId, Trajectory, TrajectoryId, trajectory_to_wire
 
 FLUSH_S = 1.0
@@ -56,14 +57,16 @@ class EventLog:
         self._trajectories.close()
 
 
-def as_json(entry: Event | Instruction) -> dict[str, Any]:
-    """Plain fields of an entry; trajectory and sample ids as text."""
+def as_json(entry: Any) -> dict[str, Any]:
+    """Plain fields of an event, an instruction or a part of one; trajectories, samples and layouts as text."""
     return {field.name: _plain(getattr(entry, field.name)) for field in dataclasses.fields(entry)}
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, TrajectoryId | SampleId):
+    if isinstance(value, TrajectoryId | SampleId | Layout):
         return str(value)
+    if dataclasses.is_dataclass(value):
+        return as_json(value)
     if isinstance(value, tuple):
         return [_plain(v) for v in value]
     return value

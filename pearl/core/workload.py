@@ -1,0 +1,89 @@
+"""What the makespan models are computed from: a profile of the engine and one of the workload.
+
+`EngineProfile` is of one *worker* (a tensor-parallel group) for one model on one kind of GPU:
+
+    t_prefill(n, cached) = p0 + p1·n + p2·n·(n/2 + cached)
+    t_decode(batch, kv)  = A + b·batch + c·kv + m·(1 - (1 - s)^batch)       (the last term: experts touched by a batch)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class EngineProfile:
+    prefill_fixed_s: float
+    """p0: fixed cost of a prefill batch."""
+    prefill_s_per_token: float
+    """p1: t_prefill of the source."""
+    prefill_s_per_token2: float
+    """p2: attention over what is before."""
+    decode_fixed_s: float
+    """A: reading the weights once."""
+    decode_s_per_sequence: float
+    """b: one more concurrent sequence."""
+    decode_s_per_kv_token: float
+    """c: reading one token's KV."""
+    kv_bytes_per_token: float
+    """K."""
+    kv_capacity_tokens: int
+    """H_max in tokens: what one worker can hold."""
+    transfer_bytes_per_s: float
+    """BW between two workers."""
+    transfer_latency_s: float = 0.0
+    expert_fixed_s: float = 0.0
+    """m: reading all experts once; 0 for a dense model."""
+    expert_share: float = 0.0
+    """s: share of the experts that one token activates."""
+    turn_overhead_s: float = 0.0
+    """T_over of the source: what switching between prefill and decode costs a turn on a colocated worker."""
+    max_running_requests: int = 256
+    """Sequences that one worker decodes at once at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnShape:
+    """Turn k over all trajectories of a batch."""
+
+    survivors: float
+    """Share of the trajectories that take this turn at all; 1.0 for the first, never rising."""
+    new_tokens: float
+    """Mean new prompt tokens (the first prompt, then observations)."""
+    response_tokens: float
+    environment_s: float
+    """Mean time in the environment behind this turn."""
+    context_tokens: float
+    """Mean context in front of this turn's new tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadProfile:
+    """The Runtime Tracker's view of the rollout workload."""
+
+    turns: tuple[TurnShape, ...]
+    """The survivor curve, at least one turn."""
+    slowest_turns: float
+    """S: turns of the slowest trajectory of a batch."""
+    new_tokens_per_turn: float
+    """ΔL."""
+    response_tokens_per_turn: float
+    """r."""
+    bubble_ratio: float
+    """θ = (1 - f)/f, f = time-weighted fraction of the live trajectories that are decoding."""
+    prefix_hit_rate: float = 1.0
+    """Share of the context in front of a turn's new tokens that was found in the cache, where capacity allowed it."""
+    environment_s_per_turn: float = 0.0
+    confidence: dict[str, float] = field(default_factory=dict)
+    """Per field, and per field of the engine profile: 0 = a prior, 1 = measured and steady."""
+
+    @property
+    def final_context_tokens(self) -> float:
+        """K_seq in tokens: the longest context of a mean trajectory."""
+        return max((t.context_tokens + t.new_tokens + t.response_tokens for t in self.turns), default=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    engine: EngineProfile
+    workload: WorkloadProfile
