@@ -1,11 +1,14 @@
 """SIGKILL parts of live runs at random moments; nothing may be lost, trained twice or left behind.
 
     python -m bench.chaos [--engine 3] [--worker 3] [--environment 0] [--trainer 0] [--driver 0] [--seed 0] [--json]
+                          [--out bench/results/chaos.json]
 
 Engines, rollout workers, environment workers and trainer ranks are killed inside one run (`--config`), in an order and
 after waits drawn from the seed; the next kill waits until the victim of the last one is back. Drivers (each with its
-Dask scheduler) are killed as whole processes and resumed. Checked at the end: every sample ended once in the surviving
-line of checkpoints, no group was trained twice, no version was used twice, no process is left. Prints each recovery.
+Dask scheduler, which lives in its process) are killed as whole processes and resumed. Checked: every sample ended once
+in the surviving line of checkpoints, no group was trained twice, no version was used twice, no wait outlived its
+deadline, each cause was printed once, no process is left. Prints each recovery. `--out` adds this seed's outcome to a
+file, so that kills accumulate over seeds.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import psutil
@@ -38,6 +42,8 @@ from pearl.live.preflight import preflight
 from pearl.live.train import train
 
 KINDS = ("engine", "worker", "environment", "trainer")
+OVERDUE_MARGIN_S = 2.0
+"""A wait may outlive its deadline by this much: the event loop shares its core with what it waits for."""
 LONGEST_WAIT_S = 3.0
 """A kill comes at most this long after the last victim is back."""
 
@@ -53,8 +59,11 @@ class Killer:
         """(what, slot, time) of the kill that is being recovered from."""
         self.recoveries: list[dict[str, Any]] = []
         self.waiting = False
+        self.overdue: set[str] = set()
 
     def saw(self, now: float, entry: ev.Event | ev.Instruction) -> None:
+        if self.driver is not None:
+            self.overdue.update(self.driver.waits.overdue(OVERDUE_MARGIN_S))
         if self.killed is not None and self._is_back(entry, self.killed):
             what, slot, at = self.killed
             self.recoveries.append({"what": what, "slot": slot, "seconds": round(now - at, 1)})
@@ -125,8 +134,9 @@ def children() -> list[psutil.Process]:
     return psutil.Process().children(recursive=True)
 
 
-async def run_with_kills(config: RunConfig, victims: list[str], console: Console, seed: int = 0) -> dict[str, Any]:
+async def run_with_kills(config: RunConfig, victims: list[str], seed: int = 0) -> dict[str, Any]:
     """Run to the end under `victims`; what happened. Raises AssertionError where something was lost or left."""
+    console = Console(stderr=True, record=True)
     killer = Killer(victims, seed)
     before = {process.pid for process in children()}
     ready = await preflight(config)
@@ -137,6 +147,9 @@ async def run_with_kills(config: RunConfig, victims: list[str], console: Console
     assert result.summary["trajectories_lost"] == 0, "a sample is lost"
     left = [process for process in children() if process.pid not in before]
     assert not left, f"left behind: {left}"
+    assert not killer.overdue, f"beyond its deadline: {sorted(killer.overdue)}"
+    causes = [line for line in console.export_text().splitlines() if " is lost: " in line]
+    assert len(causes) == len(victims), f"{len(victims)} kills, {len(causes)} causes printed: {causes}"
     return {
         "kills": len(victims),
         "recoveries": killer.recoveries,
@@ -185,6 +198,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--config", type=Path, default=Path("examples/tiny.yaml"))
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     quiet_libraries()
     victims = [kind for kind in KINDS for _ in range(getattr(args, kind))]
@@ -200,18 +214,31 @@ def main() -> None:
             ]
             overrides += ["pipeline.worker_restarts=100", f"seed={args.seed}"]
             config = load_config(args.config, overrides)
-            outcomes.append(asyncio.run(run_with_kills(config, victims, Console(stderr=True), args.seed)))
+            outcomes.append(asyncio.run(run_with_kills(config, victims, args.seed)))
         if args.driver:
             outcomes.append(kill_drivers(args.config, args.driver, args.seed, Path(folder)))
-    recoveries = [recovery for outcome in outcomes for recovery in outcome["recoveries"]]
+    for outcome in outcomes:
+        outcome.pop("summary")
+    if args.out:
+        runs = json.loads(args.out.read_text())["runs"] if args.out.exists() else []
+        runs.append({"seed": args.seed, "config": str(args.config), "outcomes": outcomes})
+        args.out.write_text(json.dumps({"totals": totals(runs), "runs": runs}, indent=1) + "\n")
     if args.json:
-        for outcome in outcomes:
-            outcome.pop("summary")
         print(json.dumps({"seed": args.seed, "outcomes": outcomes}))
     else:
-        for recovery in recoveries:
+        for recovery in (recovery for outcome in outcomes for recovery in outcome["recoveries"]):
             print(f"{recovery['what']:>11} {recovery['slot']:<14} killed, back after {recovery['seconds']} s")
         print(f"{sum(o['kills'] for o in outcomes)} kills, nothing lost, nothing trained twice, nothing left behind")
+
+
+def totals(runs: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Kills and recovery times per kind over all seeds."""
+    seconds: dict[str, list[float]] = {}
+    for recovery in (r for run in runs for outcome in run["outcomes"] for r in outcome["recoveries"]):
+        seconds.setdefault(recovery["what"], []).append(recovery["seconds"])
+    return {
+        what: {"recovered": len(s), "median_s": round(median(s), 1), "max_s": max(s)} for what, s in seconds.items()
+    }
 
 
 if __name__ == "__main__":

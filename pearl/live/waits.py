@@ -46,6 +46,12 @@ class WaitTable:
         waits = sorted(self._waits.values(), key=lambda wait: wait.since)
         return [wait.describe(now) for wait in waits[:limit]]
 
+    def overdue(self, margin_s: float) -> list[str]:
+        """Waits that outlive their deadline by more than `margin_s`, as sentences; there should be none."""
+        now = time.monotonic()
+        late = (wait for wait in self._waits.values() if now > wait.since + wait.timeout_s + margin_s)
+        return [wait.describe(now) for wait in late]
+
     def any_in_time(self) -> bool:
         """Whether some wait is still within its deadline, so that something must happen yet."""
         now = time.monotonic()

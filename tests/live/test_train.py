@@ -131,7 +131,7 @@ def test_one_seed_gives_the_same_samples_in_the_same_order(first: tuple[Run, dic
 
 def test_kills_lose_nothing(tmp_path: Path) -> None:
     config = load_config(TINY, [f"run_dir={tmp_path / 'run'}", "pipeline.steps=20"])
-    outcome = asyncio.run(run_with_kills(config, ["engine", "worker"], Console(stderr=True)))
+    outcome = asyncio.run(run_with_kills(config, ["engine", "worker"]))
     assert [r["what"] for r in outcome["recoveries"]] == ["engine", "worker"]
     assert outcome["summary"]["steps"] == 20
 
