@@ -16,7 +16,6 @@ from typing import Any
 import msgpack
 import psutil
 import pytest
-from rich.console import Console
 
 from bench.chaos import run_with_kills
 from envs.sandbox.folder import default_directory
