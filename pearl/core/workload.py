@@ -79,8 +79,10 @@ class WorkloadProfile:
 
     @property
     def final_context_tokens(self) -> float:
-        """K_seq in tokens: the longest context of a mean trajectory."""
-        return max((t.context_tokens + t.new_tokens + t.response_tokens for t in self.turns), default=0.0)
+        """K_seq in tokens: what a trajectory holds at its longest, as the mean over the trajectories."""
+        after = [turn.survivors for turn in self.turns[1:]] + [0.0]
+        ending = [(turn, turn.survivors - later) for turn, later in zip(self.turns, after, strict=True)]
+        return sum(share * (t.context_tokens + t.new_tokens + t.response_tokens) for t, share in ending)
 
 
 @dataclass(frozen=True, slots=True)

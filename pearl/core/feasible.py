@@ -1,0 +1,64 @@
+"""Which layouts can serve a batch at all.
+
+Two constraints count for the part of a batch that prefill-decode pairs serve (all of it, unless the layout is mixed):
+
+* Decode memory, as in the source: B·K_seq ≤ N_D·H_max, with the trajectories at their longest.
+* Prefill rate. Prefill has to keep up with λ_P = B·S·ΔL prompt tokens in a step of T_dis seconds. Computing them and
+  handing their KV on takes λ_P·(t_prefill/N_P + K/BW) = T_prefill seconds, so T_prefill ≤ u·T_dis. With u = 1 this says
+  no more than the makespan does; near it, prompts that come unevenly wait without bound, which the closed form does not
+  see. So u is a bit less.
+
+Colocated workers are not constrained: what does not fit waits there, and is served.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pearl.core.makespan import ClosedForm, Layouts
+from pearl.core.workload import Profile
+
+PREFILL_UTILISATION = 0.95
+"""u: a single-server queue with regular service waits for some ten service times at this load."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constraints:
+    """What each of many layouts needs and has; arrays of shape (n,)."""
+
+    whole: NDArray[np.bool_]
+    kv_needed_tokens: NDArray[np.float64]
+    kv_capacity_tokens: NDArray[np.float64]
+    prefill_utilisation: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, profile: Profile, layouts: Layouts, batch: float) -> Constraints:
+        model = ClosedForm()
+        prefill, decode, _ = layouts.T
+        needed = batch * model.pair_share(profile, layouts, batch) * profile.workload.final_context_tokens
+        return cls(
+            whole=((prefill > 0) == (decode > 0)) & (layouts.sum(axis=1) > 0),
+            kv_needed_tokens=np.where(decode > 0, needed, 0.0),
+            kv_capacity_tokens=decode * float(profile.engine.kv_capacity_tokens),
+            prefill_utilisation=model.prefill_utilisation(profile, layouts, batch),
+        )
+
+    @property
+    def feasible(self) -> NDArray[np.bool_]:
+        fits = self.kv_needed_tokens <= self.kv_capacity_tokens
+        return self.whole & fits & (self.prefill_utilisation <= PREFILL_UTILISATION)
+
+    def reason(self, row: int) -> str:
+        """What the layout of `row` breaks, or nothing."""
+        if not self.whole[row]:
+            return "prefill without decode workers, or the reverse"
+        needed, capacity = self.kv_needed_tokens[row], self.kv_capacity_tokens[row]
+        if needed > capacity:
+            return f"decode workers hold {capacity:,.0f} tokens of KV, the batch grows to {needed:,.0f}"
+        used = self.prefill_utilisation[row]
+        if used > PREFILL_UTILISATION:
+            return f"prefill workers would be busy {used:.0%} of the time, more than {PREFILL_UTILISATION:.0%}"
+        return ""
