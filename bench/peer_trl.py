@@ -5,11 +5,11 @@
                              [--threads 2] [--out bench/results/peer_trl.json]
 
 TRL is not a dependency: it lives in an environment of its own, and this file runs there as a plain script. A pair is
-one run of each, in turn. PEARL plays its sandboxed tasks; TRL gets the prompts that PEARL played, token for token, in the
-same order, and a reward that costs nothing. Both are measured from the end of step 1 to the end of step `--steps`, so
-that starting up does not count; PEARL goes on for two steps more, so that its rollout is as far ahead at the end of the
-window as at its beginning. The limit that both share: the FLOPs of forward and backward over prompt and response, and of
-decoding, on the same cores.
+one run of each, in turn. PEARL plays its sandboxed tasks; TRL gets the prompts that PEARL played, token for token, in
+their order, and a reward that costs nothing. Both are measured from the end of step 1 to the end of step `--steps`, so
+that starting up does not count; PEARL goes on for two steps more, so that its rollout is as far ahead at the end of
+the window as at its beginning. The limit that both share: the FLOPs of forward and backward over prompt and response,
+and of decoding, on the same cores.
 """
 
 from __future__ import annotations
