@@ -69,6 +69,23 @@ def test_a_killed_trainer_rank_is_replaced_from_the_checkpoint(tmp_path: Path) -
     assert_nothing_lost_or_repeated(run, 5)
 
 
+@pytest.mark.engine
+@pytest.mark.slow
+def test_a_stopped_run_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:
+    settings = ("pipeline.steps=4", "checkpoint.every_steps=2")
+    first = Run(tmp_path, *settings, "trainer.ranks=2")
+    first.wait_for(lambda line: "3/4" in line)
+    first.process.send_signal(signal.SIGINT)
+    first.process.communicate(timeout=60)
+    again = Run(tmp_path, *settings, "trainer.ranks=1", "--resume", folder=first.folder)
+    summary = again.finish()
+    assert again.process.returncode == 0, again.err
+    assert summary["steps"] == 4 and summary["trajectories_lost"] == 0
+    assert_nothing_lost_or_repeated(again, 4)
+    third = [row["loss"] for row in rows(again) if row["step"] == 3]
+    assert len(third) == 2 and third[0] == pytest.approx(third[1], rel=1e-4, abs=1e-7)
+
+
 def test_resume_needs_a_run(tmp_path: Path) -> None:
     assert "no run at" in refused("train", str(TINY), f"run_dir={tmp_path}", "--resume")
 
