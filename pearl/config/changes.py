@@ -12,10 +12,13 @@ HARMLESS = (
     "engine.log_level", "engine.stream_interval", "engine.max_running_requests", "engine.max_total_tokens",
     "engine.mem_fraction_static", "engine.attention_backend", "engine.disable_radix_cache", "engine.extra_args",
     "trainer.threads", "trainer.ranks", "environment.workers", "environment.sandboxes_per_worker",
-    "environment.sandbox.directory", "pipeline.max_concurrent_trajectories", "pipeline.worker_restarts", "pipeline.sample_attempts",
-    "pipeline.quarantine_after", "pipeline.on_weight_update",
+    "environment.sandbox.directory", "pipeline.max_concurrent_trajectories", "pipeline.worker_restarts",
+    "pipeline.sample_attempts", "pipeline.quarantine_after", "pipeline.on_weight_update",
 )  # fmt: skip
-"""Keys, and sections with a dot behind. Another number of ranks rounds sums differently, no more. `pipeline.steps` too, where the learning rate does not depend on it."""
+"""Keys, and sections with a dot behind. `pipeline.steps` too, where the learning rate does not depend on it.
+
+Another number of ranks rounds sums differently, no more.
+"""
 
 
 def changed_keys(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
