@@ -73,9 +73,11 @@ class WorkloadProfile:
     """θ = (1 - f)/f, f = time-weighted fraction of the live trajectories that are decoding."""
     prefix_hit_rate: float = 1.0
     """Share of the context in front of a turn's new tokens that was found in the cache, where capacity allowed it."""
+    prompt_hit_rate: float = 0.0
+    """Share of the first prompt that was found in the cache: the members of a group share it."""
     environment_s_per_turn: float = 0.0
     confidence: dict[str, float] = field(default_factory=dict)
-    """Per field, and per field of the engine profile: 0 = a prior, 1 = measured and steady."""
+    """Per field, and of the engine's prefill, decode and transfer costs: 0 = a prior, 1 = measured and steady."""
 
     @property
     def final_context_tokens(self) -> float:
