@@ -51,9 +51,9 @@ class RolloutWorker:
         run_dir: str,
         name: str,
         seed: int,
+        timeout_s: float = 600.0,
         *,
         port: int | None = None,
-        timeout_s: float = 600.0,
     ) -> dict[str, Any]:
         """Start the server and wait until it answers.
 

@@ -107,7 +107,7 @@ class NoEngine:
         self.version = version
         return {"checksum": ""}
 
-    async def abort(self) -> dict[str, Any]:
+    async def abort(self, *_: Any) -> dict[str, Any]:
         return {}
 
     async def stop(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -73,7 +73,7 @@ class EngineClient:
 
     async def abort(self, rid: str, *, timeout_s: float = 60.0) -> bool:
         """End one request; returns once it has ended. False if no such request is pending."""
-        async with self._control:
+        async with self._alone("an abort", timeout_s):
             flight = self._flights.get(rid)
             if flight is not None:
                 await self._end([flight], timeout_s, everything=False)
@@ -81,14 +81,14 @@ class EngineClient:
 
     async def abort_all(self, *, timeout_s: float = 60.0) -> int:
         """End all pending requests; returns their number once each has ended with the tokens it had."""
-        async with self._control:
+        async with self._alone("an abort", timeout_s):
             with self._shut_gate("abort"):
                 return await self._end(list(self._flights.values()), timeout_s)
 
     async def pause(self, mode: PauseMode = "abort", *, timeout_s: float = 60.0) -> None:
         """Stop generation. `abort` ends what is pending; `in_place` keeps it with its KV cache (which then cannot be
         flushed); `retract` keeps it and gives its KV cache up, so that it is computed anew after `resume`."""
-        async with self._control:
+        async with self._alone("a pause", timeout_s):
             if self._paused is None:
                 self._shut.append("pause")
                 self._gate.clear()
@@ -98,7 +98,7 @@ class EngineClient:
             await self._http.post("/pause_generation", {"mode": mode}, timeout_s=timeout_s)
 
     async def resume(self, *, timeout_s: float = 60.0) -> None:
-        async with self._control:
+        async with self._alone("a resume", timeout_s):
             await self._http.post("/continue_generation", {}, timeout_s=timeout_s)
             if self._paused is not None:
                 self._paused = None
@@ -116,7 +116,7 @@ class EngineClient:
         WeightLoadError if the snapshot was refused or did not read back; then the engine serves nothing until a load
         succeeds.
         """
-        async with self._control:
+        async with self._alone("a load of weights", timeout_s):
             if version < self._newest:
                 raise StaleVersion(f"version {version} is older than version {self._newest}, which the engine had")
             order = Order(str(directory), version, self._config_hash, str(self._report))
@@ -128,7 +128,7 @@ class EngineClient:
                             await self._end(list(self._flights.values()), timeout_s)
                         loaded = await update_weights(self._http, order, self._ranks, timeout_s=timeout_s)
                 except TimeoutError:
-                    raise EngineTimeout(f"loading version {version} took more than {timeout_s:g} s") from None
+                    raise EngineTimeout(f"the engine did not load version {version} within {timeout_s:g} s") from None
                 self.version = self._newest = version
             return loaded
 
@@ -137,14 +137,14 @@ class EngineClient:
 
         Weights are undefined after `resume_memory`, so a snapshot must be loaded before the engine serves again.
         """
-        async with self._control:
+        async with self._alone("a release of memory", timeout_s):
             self.version = None
             with self._shut_gate("release"):
                 await self._end(list(self._flights.values()), timeout_s)
                 await self._http.post("/release_memory_occupation", {}, timeout_s=timeout_s)
 
     async def resume_memory(self, *, timeout_s: float = 60.0) -> None:
-        async with self._control:
+        async with self._alone("a return of memory", timeout_s):
             await self._http.post("/resume_memory_occupation", {}, timeout_s=timeout_s)
 
     async def health(self, *, generate: bool = False, timeout_s: float = 30.0) -> None:
@@ -199,8 +199,21 @@ class EngineClient:
                 if halted:
                     await self._http.post("/pause_generation", {"mode": self._paused}, timeout_s=timeout_s)
         except TimeoutError:
-            raise EngineTimeout(f"an abort was not acknowledged within {timeout_s:g} s") from None
+            raise EngineTimeout(f"the engine did not acknowledge an abort within {timeout_s:g} s") from None
         return len(flights)
+
+    @contextlib.asynccontextmanager
+    async def _alone(self, what: str, timeout_s: float) -> AsyncIterator[None]:
+        """Control calls exclude each other; EngineTimeout if another one is not over within `timeout_s`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._control.acquire()
+        except TimeoutError:
+            raise EngineTimeout(f"{what} waited {timeout_s:g} s for another control call of this engine") from None
+        try:
+            yield
+        finally:
+            self._control.release()
 
     def _refusal(self) -> str:
         return "" if self.version is not None else "the engine has no synced weights"

@@ -11,7 +11,8 @@ from actors.sglang.errors import EngineError, WeightLoadError
 from actors.sglang.http import EngineHttp
 from actors.sglang.loader import Order, Report, encode_order, read_report
 
-SESSION_END_S = 30.0
+SESSION_END_S = 5.0
+"""To end a session after a failure; a session that stays open is ended by the next update."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,6 @@ from pearl.cluster.identity import own_identity
 from pearl.cluster.settings import configure_dask
 from pearl.lifeline import end_with_owner
 
-CLOSE_TIMEOUT_S = 20
-
 
 async def serve(scheduler: str, slot: str, incarnation: int, zone: str, host: str) -> None:
     identity = own_identity(slot, incarnation, zone).to_wire()

@@ -61,6 +61,7 @@ class RolloutWorkers:
                 str(self.directory.path),
                 f"{i.worker}.{i.incarnation}",
                 config.seed,
+                deadlines.engine_start_s,
                 timeout_s=deadlines.engine_start_s,
             )
             self.post(ev.EngineLoaded(i.worker, i.incarnation))
@@ -83,8 +84,9 @@ class RolloutWorkers:
     async def abort(self, i: ev.AbortRequests) -> None:
         if (ref := self._ref(i.worker, i.incarnation)) is None:
             return
+        limit = self.config.deadlines.abort_s
         try:
-            await self.actors.call(ref, "abort", timeout_s=self.config.deadlines.abort_s)
+            await self.actors.call(ref, "abort", limit, timeout_s=limit)
         except ActorError as error:
             await self._condemn(i.worker, i.incarnation, f"abort: {error}")
             return
