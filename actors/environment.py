@@ -92,7 +92,7 @@ class EnvironmentWorker:
         session = self._session(tuple(trajectory))
         async with session.turn:
             advance = await session.agent.advance(response_ids, timeout_s)
-            state = "" if advance.stop else await session.agent.fingerprint()
+            state = "" if advance.stop else await session.agent.fingerprint(timeout_s)
         return {
             "observation_ids": list(advance.observation_ids),
             "stop": advance.stop and str(advance.stop),

@@ -93,10 +93,10 @@ class AgentSession:
         text = self._chat.truncate(self._chat.defuse(text), max(room, MIN_OUTPUT_TOKENS))
         return f"{text}\n{reminder}" if reminder else text
 
-    async def fingerprint(self) -> str:
+    async def fingerprint(self, timeout_s: float = 60.0) -> str:
         """Hash of the environment's state, to compare a replay with; empty where the environment has none."""
         state = getattr(self._environment, "fingerprint", None)
-        return "" if state is None else await state()
+        return "" if state is None else await _within(timeout_s, "a fingerprint", state())
 
     async def close(self) -> None:
         await self._environment.close()

@@ -89,6 +89,8 @@ class BubblewrapBackend:
             raise _unusable(str(error)) from error
         finally:
             await sandbox.close()
+        if result.timed_out:
+            raise _unusable(f"a command that should take milliseconds did not end within {PROBE_S:g} s")
         if result.exit_code != 0 or result.output != "works42\n":
             raise _unusable(result.output.strip() or f"exit code {result.exit_code}")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pearl.cluster.actor_ref import ActorRef
-from pearl.cluster.errors import ActorCallFailed, ActorError
+from pearl.cluster.errors import ActorCallFailed, ActorError, ActorTimeout
 from pearl.config import RunConfig
 from pearl.core import events as ev
 from pearl.core.events import Event
@@ -117,12 +117,16 @@ class EnvironmentWorkers:
         if current:
             try:
                 limit = self.config.deadlines.environment_step_s
-                await self.actors.call(current[1], "close", list(i.trajectory), timeout_s=limit)
+                await self.actors.call(
+                    current[1], "close", list(i.trajectory), timeout_s=limit, waiter=str(i.trajectory)
+                )
+            except ActorTimeout as error:
+                await self._condemn(i.environment_worker, current[0], str(error))
             except ActorError:
                 pass  # a worker that cannot close is lost, and that is noticed by itself
 
     async def _ask(self, trajectory: TrajectoryId, slot: str, method: str, *args: Any, limit: float) -> Any:
-        """The actor's reply, or None after an EnvironmentFailed was posted."""
+        """The actor's reply, or None after an EnvironmentFailed (or an EnvironmentWorkerLost) was posted."""
         current = self.refs.get(slot)
         if current is None:
             self._failed(trajectory, method, f"{slot} is gone", infrastructure=True)
@@ -131,12 +135,20 @@ class EnvironmentWorkers:
             return await self.actors.call(current[1], method, *args, limit, timeout_s=limit, waiter=str(trajectory))
         except ActorCallFailed as error:
             self._failed(trajectory, method, str(error), infrastructure=error.kind in INFRASTRUCTURE)
+        except ActorTimeout as error:
+            await self._condemn(slot, current[0], str(error))
         except ActorError as error:
             self._failed(trajectory, method, str(error), infrastructure=True)
         return None
 
     def _failed(self, trajectory: TrajectoryId, stage: str, reason: str, *, infrastructure: bool) -> None:
         self.post(ev.EnvironmentFailed(trajectory, stage, reason, infrastructure))
+
+    async def _condemn(self, slot: str, incarnation: int, reason: str) -> None:
+        """A worker that does not keep its own deadlines keeps nothing: end it, and say so first, so that what waits
+        for it is not sent to it again."""
+        self.left(slot, incarnation, reason)
+        await self.actors.kill(slot, incarnation)
 
     def left(self, slot: str, incarnation: int, reason: str) -> None:
         """The slot's process left the cluster."""
