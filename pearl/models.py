@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -17,9 +16,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from pearl.errors import UserError
+from pearl.locks import locked
 
 FORMAT = 1
 """Raised when the conversion below changes, so that old caches are made again."""
+CONVERSION_S = 900.0
+"""Another process makes the model meanwhile: at most a minute or two on a slow disk."""
 
 
 def cache_root() -> Path:
@@ -84,11 +86,16 @@ def _cached(name: str) -> Path:
 
 @contextlib.contextmanager
 def _lock(target: Path) -> Iterator[None]:
-    """One process converts, the others wait for it (the kernel releases the lock of a killed one)."""
+    """One process converts, the others wait for it. Raises UserError if it does not come to an end."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    with target.with_name(target.name + ".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    path = target.with_name(target.name + ".lock")
+    try:
+        with locked(path, CONVERSION_S):
+            yield
+    except TimeoutError as error:
+        raise UserError(
+            f"the model {target.name} cannot be made: {error}", "End that process, or wait for it."
+        ) from None
 
 
 def _make_smollm2(target: Path) -> None:

@@ -15,14 +15,18 @@ import signal
 import stat
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from envs.errors import InfrastructureError
 from pearl.errors import UserError
+from pearl.locks import locked
 
 LOCK = "owner.lock"
+DIRECTORY_LOCK = ".lock"
+"""Making a folder and sweeping exclude each other, so that no folder is seen before it is locked."""
 KILL_WAIT_S = 5.0
+LOCK_S = 30.0
+"""A sweep may have much to remove; a holder that takes longer hangs."""
 
 
 def default_directory() -> Path:
@@ -60,10 +64,16 @@ class OwnedFolder:
     def __init__(self, directory: Path, name: str) -> None:
         prepare_directory(directory)
         self.path = directory / f"{name}-{os.getpid()}-{secrets.token_hex(4)}"
-        with _directory_lock(directory):
-            self.path.mkdir(mode=0o711 if os.getuid() == 0 else 0o700)
-            self._lock: int | None = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            with locked(directory / DIRECTORY_LOCK, LOCK_S):
+                self.path.mkdir(mode=0o711 if os.getuid() == 0 else 0o700)
+                self._lock: int | None = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except TimeoutError as error:
+            raise UserError(
+                f"the sandbox directory {directory} cannot be used: {error}",
+                "End that process, or set environment.sandbox.directory to another directory.",
+            ) from None
 
     def remove(self) -> None:
         if self._lock is None:
@@ -75,11 +85,14 @@ class OwnedFolder:
 
 
 def sweep(directory: Path) -> list[str]:
-    """Remove the folders (and kill the commands) of owners that are gone; returns the folders' names."""
+    """Remove the folders (and kill the commands) of owners that are gone; returns the folders' names.
+
+    Nothing if another process has kept the directory for LOCK_S: the next one to come sweeps.
+    """
+    swept: list[str] = []
     if not directory.is_dir():
-        return []
-    swept = []
-    with _directory_lock(directory):
+        return swept
+    with contextlib.suppress(TimeoutError), locked(directory / DIRECTORY_LOCK, LOCK_S):
         for folder in sorted(entry for entry in directory.iterdir() if entry.is_dir() and not entry.is_symlink()):
             if _has_owner(folder):
                 continue
@@ -119,14 +132,6 @@ def disk_use(*roots: Path) -> int:
         except OSError:
             return 1 << 62  # too deep for a path name, or closed to its owner: nobody knows what it hides
     return total
-
-
-@contextlib.contextmanager
-def _directory_lock(directory: Path) -> Iterator[None]:
-    """Making a folder and sweeping exclude each other, so that no folder is seen before it is locked."""
-    with (directory / ".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _has_owner(folder: Path) -> bool:
