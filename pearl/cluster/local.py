@@ -30,6 +30,10 @@ HOST = "127.0.0.1"
 LOG_TAIL_LINES = 8
 REAP_S = 0.5
 """A connection breaks some milliseconds before the process that held it can be reaped."""
+KILL_S = 15.0
+"""A killed process is gone at once, unless the kernel holds it (a dead disk, a GPU that fell off the bus)."""
+CLOSE_S = 20.0
+"""Client and scheduler, in this process, take leave of each other."""
 
 
 @dataclass
@@ -60,21 +64,29 @@ class LocalCluster:
     async def __aenter__(self) -> LocalCluster:
         configure_dask()
         self.log_directory.mkdir(parents=True, exist_ok=True)
-        self.scheduler = await self._stack.enter_async_context(
-            Scheduler(host=HOST, port=self.port, dashboard_address=f"{HOST}:0", dashboard=False)
-        )
-        self.client = await self._stack.enter_async_context(
-            Client(self.scheduler.address, asynchronous=True, direct_to_workers=True, set_as_default=False)
-        )
-        await self.client.register_plugin(ElasticityPlugin())
+        try:
+            self.scheduler = await self._stack.enter_async_context(
+                Scheduler(host=HOST, port=self.port, dashboard_address=f"{HOST}:0", dashboard=False)
+            )
+            self.client = await self._stack.enter_async_context(
+                Client(self.scheduler.address, asynchronous=True, direct_to_workers=True, set_as_default=False)
+            )
+            await self.client.register_plugin(ElasticityPlugin())
+        except BaseException:  # nobody will call __aexit__
+            await self._close()
+            raise
         self.client.subscribe_topic(TOPIC, self._membership)
         return self
 
     async def __aexit__(self, *error: object) -> None:
         for worker in list(self.workers.values()):
-            await self._kill(worker)
+            with contextlib.suppress(ActorTimeout):
+                await self._kill(worker)
+        await self._close()
+
+    async def _close(self) -> None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._stack.aclose(), 20)
+            await asyncio.wait_for(self._stack.aclose(), CLOSE_S)
 
     def _membership(self, event: tuple[float, dict[str, Any]]) -> None:
         message = event[1]
@@ -156,7 +168,10 @@ class LocalCluster:
         return self._why(worker, "gone")
 
     async def kill(self, slot: str, incarnation: int | None = None) -> None:
-        """End the slot's process and all its children, now; nothing if there is none (or only a later life)."""
+        """End the slot's process and all its children, now; nothing if there is none (or only a later life).
+
+        Raises ActorTimeout if it is still there after KILL_S.
+        """
         worker = self.workers.get(slot)
         if worker is not None and incarnation in (None, worker.incarnation):
             await self._kill(worker)
@@ -166,13 +181,20 @@ class LocalCluster:
             del self.workers[worker.slot]
         with contextlib.suppress(ProcessLookupError):
             os.killpg(worker.process.pid, signal.SIGKILL)
-        await worker.process.wait()
-        if worker.process.stdin:
-            worker.process.stdin.close()
-        for future in worker.actors.values():
-            future.release()
-        if worker.address:
-            self.lost.mark(worker.address, "ended by the driver")
+        try:
+            await asyncio.wait_for(worker.process.wait(), KILL_S)
+        except TimeoutError:
+            self.workers.setdefault(worker.slot, worker)  # its devices are taken: no other life may start there
+            raise ActorTimeout(
+                f"{worker.slot}: process {worker.process.pid} is still there {KILL_S:g} s after SIGKILL"
+            ) from None
+        finally:
+            if worker.process.stdin:
+                worker.process.stdin.close()
+            for future in worker.actors.values():
+                future.release()
+            if worker.address:
+                self.lost.mark(worker.address, "ended by the driver")
 
     def _why(self, worker: WorkerProcess, reason: str) -> str:
         code = worker.process.returncode

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +12,7 @@ from actors.rollout import RolloutWorker
 from actors.trainer import TrainerWorker
 from pearl.cluster.actor_ref import ActorRef
 from pearl.cluster.binding import Binding
+from pearl.cluster.errors import ActorTimeout
 from pearl.cluster.local import LocalCluster
 from pearl.live.waits import WaitTable
 
@@ -46,9 +49,9 @@ class Actors:
         """A fresh process for the slot (the old one is killed) with an actor of class `cls`."""
         binding = self.bindings[slot]
         environment = {**binding.environment(), **(extra or {})}
-        with self.waits.open("driver", f"{slot} to join the cluster", self.worker_start_s):
+        with self._awaiting("driver", f"{slot} to join the cluster", self.worker_start_s):
             worker = await self.cluster.start_worker(slot, incarnation, binding.zone, environment, self.worker_start_s)
-        with self.waits.open("driver", f"the actor of {slot}", CREATE_S):
+        with self._awaiting("driver", f"the actor of {slot}", CREATE_S):
             return await self.cluster.create_actor(worker, cls, CREATE_S)
 
     async def call(
@@ -56,8 +59,19 @@ class Actors:
     ) -> Any:
         """`ref.method(*args)`; raises ActorLost, ActorTimeout or ActorCallFailed."""
         limit = timeout_s + ANSWER_MARGIN_S if margin else timeout_s
-        with self.waits.open(waiter, f"{ref.name}.{method}", limit):
+        with self._awaiting(waiter, f"{ref.name}.{method}", limit):
             return await ref.call(method, *args, timeout_s=limit)
 
     async def kill(self, slot: str, incarnation: int) -> None:
-        await self.cluster.kill(slot, incarnation)
+        """End the slot's process; one that survives is named when the slot is started again."""
+        with contextlib.suppress(ActorTimeout):
+            await self.cluster.kill(slot, incarnation)
+
+    @contextlib.contextmanager
+    def _awaiting(self, waiter: str, awaited: str, timeout_s: float) -> Iterator[None]:
+        """Register the wait; if its deadline passes, the error names the waiter too."""
+        with self.waits.open(waiter, awaited, timeout_s):
+            try:
+                yield
+            except ActorTimeout as error:
+                raise ActorTimeout(f"{waiter} waited in vain: {error}") from None

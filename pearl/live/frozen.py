@@ -5,7 +5,6 @@ Step s of such a run is the play of subject s, all of it by weights of version s
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from pearl.core import events as ev
 from pearl.core.trajectory import Trajectory
 from pearl.kept import is_run, kept_weights
 from pearl.live.trainer import TrainerGroup
+from pearl.live.waits import in_own_thread
 from pearl.models import resolve_model
 from pearl.weights.snapshot import SnapshotError, config_hash, read_tensors, write_snapshot
 
@@ -99,11 +99,12 @@ class FrozenWeights(TrainerGroup):
         """Write the snapshot of the subject that is next; answers TrainerFailed if that fails."""
         subject, limit = self.subjects[version], self.config.deadlines.publish_s
         try:
-            with self.actors.waits.open("driver", f"the weights of {subject.name}", limit):
-                work = asyncio.to_thread(self._write, subject, version)
-                self.checksums[version] = await asyncio.wait_for(work, limit)
-        except TimeoutError:
-            reason = f"reading them took more than {limit:g} s (deadlines.publish_s)"
+            self.checksums[version] = await self.actors.waits.until(
+                "driver",
+                f"the weights of {subject.name} (deadlines.publish_s)",
+                limit,
+                in_own_thread(self._write, subject, version),
+            )
         except (OSError, ValueError, SnapshotError) as error:
             reason = str(error)
         else:

@@ -17,8 +17,12 @@ from pearl.core.trajectory import Trajectory
 from pearl.errors import RunFailed
 from pearl.live.actors import Actors
 from pearl.live.run_directory import RunDirectory
+from pearl.live.waits import in_own_thread
 from pearl.weights.snapshot import remove_snapshot, snapshot_directory
 from trainer.wire import pack_groups
+
+RENDEZVOUS_S = 30.0
+"""Rank 0 only looks for a free port."""
 
 
 class TrainerGroup:
@@ -61,7 +65,7 @@ class TrainerGroup:
             async with self._turn:
                 starts = (self.actors.start(slot, life, self.actors.classes.trainer) for slot in self.slots)
                 self.refs = list(await asyncio.gather(*starts))
-                address, port = await self.actors.call(self.refs[0], "rendezvous", timeout_s=30.0)
+                address, port = await self.actors.call(self.refs[0], "rendezvous", timeout_s=RENDEZVOUS_S)
                 config, size = self.config, len(self.refs)
                 await self._all(
                     "start",
@@ -101,7 +105,12 @@ class TrainerGroup:
                 if due:
                     await self._checkpoint(step, i.version)
                 if self.config.checkpoint.keep_weights and (due or step == self.config.pipeline.steps):
-                    await asyncio.to_thread(self._keep_weights, i.version)
+                    await self.actors.waits.until(
+                        "trainer",
+                        f"the copy of the weights of version {i.version} (deadlines.checkpoint_s)",
+                        self.config.deadlines.checkpoint_s,
+                        in_own_thread(self._keep_weights, i.version),
+                    )
         except (ActorError, RunFailed, OSError) as error:
             await self._failed(f"publishing version {i.version}", error, life)
 
@@ -115,10 +124,9 @@ class TrainerGroup:
         self._lost(f"{slot} is gone: {reason}", incarnation)
 
     async def idle(self, timeout_s: float) -> None:
-        """Wait until nothing is being trained or written, at most `timeout_s`."""
-        with self.actors.waits.open("driver", "the trainer to finish its last work", timeout_s):
-            await asyncio.wait_for(self._turn.acquire(), timeout_s)
-            self._turn.release()
+        """Wait until nothing is being trained or written; TimeoutError after `timeout_s`."""
+        await self.actors.waits.until("driver", "the trainer's last work", timeout_s, self._turn.acquire())
+        self._turn.release()
 
     async def stop(self, timeout_s: float) -> None:
         async def one(ref: ActorRef) -> None:

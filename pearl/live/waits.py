@@ -5,11 +5,16 @@ A run that stands still can be asked why; a wait that outlives its deadline is a
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,15 @@ class WaitTable:
         finally:
             del self._waits[number]
 
+    async def until(self, waiter: str, awaited: str, timeout_s: float, work: Awaitable[T]) -> T:
+        """Result of `work`. At the deadline it is cancelled and a TimeoutError names both."""
+        with self.open(waiter, awaited, timeout_s):
+            try:
+                async with asyncio.timeout(timeout_s):
+                    return await work
+            except TimeoutError:
+                raise TimeoutError(f"{waiter} waited in vain for {awaited}: {timeout_s:g} s passed") from None
+
     def oldest(self, limit: int = 8) -> list[str]:
         """The longest waits, worst first, as sentences."""
         now = time.monotonic()
@@ -56,3 +70,32 @@ class WaitTable:
         """Whether some wait is still within its deadline, so that something must happen yet."""
         now = time.monotonic()
         return any(now <= wait.since + wait.timeout_s for wait in self._waits.values())
+
+
+async def in_own_thread(work: Callable[..., T], *args: Any) -> T:
+    """Result of `work(*args)`, in a thread that nobody waits for when the process ends: a dead disk may hold it.
+
+    (`asyncio.to_thread` takes one of a pool, whose threads an ending event loop waits for without a deadline.)
+    """
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[T] = loop.create_future()
+
+    def tell(value: T | None, error: BaseException | None) -> None:
+        if result.done():
+            return  # given up
+        if error is not None:
+            result.set_exception(error)
+        else:
+            result.set_result(value)  # type: ignore[arg-type]
+
+    def run() -> None:
+        value, error = None, None
+        try:
+            value = work(*args)
+        except BaseException as raised:
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop is closed already
+            loop.call_soon_threadsafe(tell, value, error)
+
+    threading.Thread(target=run, name=f"pearl-{getattr(work, '__name__', 'work')}", daemon=True).start()
+    return await result
