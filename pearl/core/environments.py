@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pearl.core import events as ev
 from pearl.core.events import Instruction
+from pearl.core.routing import LoadIndex
 
 
 @dataclass(slots=True)
@@ -26,6 +27,8 @@ class EnvironmentTable(dict[str, EnvironmentSlot]):
         super().__init__()
         self.emit = emit
         self.restarts = restarts
+        self._free = LoadIndex()
+        """Ready workers with room, by live environments."""
 
     def start_all(self, names: tuple[str, ...]) -> None:
         for name in names:
@@ -36,15 +39,31 @@ class EnvironmentTable(dict[str, EnvironmentSlot]):
         slot.incarnation += 1
         self.emit(ev.StartEnvironmentWorker(slot.name, slot.incarnation))
 
-    def roomiest(self) -> EnvironmentSlot | None:
-        """The ready worker with the fewest live environments, None if all are full."""
-        free = [slot for slot in self.values() if slot.ready and slot.live < slot.capacity]
-        return min(free, key=lambda slot: slot.live) if free else None
+    def take(self) -> EnvironmentSlot | None:
+        """Room on the ready worker with the fewest live environments, None if all are full."""
+        name = self._free.least()
+        if name is None:
+            return None
+        slot = self[name]
+        slot.live += 1
+        self._changed(slot)
+        return slot
+
+    def give_back(self, name: str) -> None:
+        self[name].live -= 1
+        self._changed(self[name])
+
+    def _changed(self, slot: EnvironmentSlot) -> None:
+        if slot.ready and slot.live < slot.capacity:
+            self._free.put(slot.name, slot.live)
+        else:
+            self._free.drop(slot.name)
 
     def became_ready(self, event: ev.EnvironmentWorkerReady) -> None:
         slot = self[event.worker]
         if slot.incarnation == event.incarnation:
             slot.ready, slot.capacity, slot.live = True, event.capacity, 0
+            self._changed(slot)
 
     def lost(self, event: ev.EnvironmentWorkerLost) -> tuple[bool, str | None]:
         """Whether this was news, and the reason why the run cannot go on, if so."""
@@ -52,6 +71,7 @@ class EnvironmentTable(dict[str, EnvironmentSlot]):
         if slot.incarnation != event.incarnation:
             return False, None
         slot.ready, slot.live = False, 0
+        self._changed(slot)
         slot.restarts += 1
         if slot.restarts <= self.restarts:
             self._start(slot)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from pearl.core.events import Outcome
+from pearl.core.routing import Prefix
 from pearl.core.trajectory import SampleId, TrajectoryId
 
 
@@ -33,7 +34,14 @@ class Attempt:
     turns: int = 0
     oldest_step: int | None = None
     """Step of the oldest weights that generated a token of it."""
-    last_worker: str | None = None
+    sent_to: tuple[str, int] | None = None
+    """Worker and incarnation that the present request was sent to."""
+    prefix: Prefix | None = None
+    """Where the context of the last request was left."""
+    prefill_prefix: Prefix | None = None
+    """The same of the prefill half of a pair."""
+    cached_tokens: int = 0
+    """Of this trajectory, in the cache of `prefix`."""
     losses: int = 0
     resume_at: Phase | None = None
     """Of a trajectory from an interrupted run: where it goes on once its environment is rebuilt."""

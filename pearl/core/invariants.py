@@ -1,10 +1,14 @@
-"""What must hold in the Pipeline machine after every event."""
+"""What must hold in the machines after every event."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pearl.core.fleet import Fleet
+from pearl.core.gpus import Owner
 from pearl.core.groups import Phase
+from pearl.core.layout import Role
+from pearl.core.state import Activity, Awaited, Goal
 
 if TYPE_CHECKING:
     from pearl.core.pipeline import Pipeline
@@ -12,7 +16,7 @@ if TYPE_CHECKING:
 
 def check_pipeline(pipeline: Pipeline) -> None:
     """Raise AssertionError where the state contradicts itself."""
-    pipeline.fleet.workers.validate()
+    check_fleet(pipeline.fleet)
     present = [m for g in pipeline.groups.values() for m in g.members]
     assert pipeline.samples_unfinished == sum(not m.ended for m in present), "a sample is lost or counted twice"
     waiting = {m.sample for m in pipeline.waiting}
@@ -23,14 +27,43 @@ def check_pipeline(pipeline: Pipeline) -> None:
         states = (member.sample in waiting) + (member.sample in live) + (member.finished is not None)
         assert states == 1 - (member.ended and member.finished is None), f"{member.sample} is in {states} places"
     queued = set(pipeline.queue)
-    generating = {t for w in pipeline.fleet.workers.values() for t in w.in_flight}
     for attempt in pipeline.attempts.values():
         assert attempt.phase is not Phase.QUEUED or attempt.id in queued, f"{attempt.id} is forgotten"
     for worker in pipeline.fleet.workers.values():
         assert len(worker.in_flight) <= pipeline.settings.requests_per_worker, f"{worker.name} is overloaded"
-    assert sum(len(w.in_flight) for w in pipeline.fleet.workers.values()) == len(generating), (
-        "one request on two workers"
-    )
     for slot in pipeline.environments.values():
         live_here = sum(a.environment_worker == slot.name for a in pipeline.attempts.values())
         assert slot.live == live_here <= max(slot.capacity, live_here), f"{slot.name} counts wrongly"
+    if pipeline.training or pipeline.publishing:
+        assert pipeline.fleet.gpus.trainer_home, "the trainer works while its GPUs are lent"
+
+
+def check_fleet(fleet: Fleet) -> None:
+    """One owner per GPU, and the router knows exactly who serves."""
+    fleet.workers.validate()
+    answering = [t for w in fleet.workers.values() for t in w.in_flight]
+    assert len(answering) == len(set(answering)), "one request on two workers"
+    for worker in fleet.workers.values():
+        name = worker.name
+        serves = worker.activity is Activity.ACTIVE
+        assert serves == (name in fleet.router.workers), f"the router is wrong about {name}"
+        for role, pool in fleet.router.pools.items():
+            load = len(worker.prefilling if role is Role.PREFILL else worker.in_flight)
+            expected = load if serves and worker.role is role else None
+            assert pool.load.get(name) == expected, f"the router counts {name} wrongly"
+        assert worker.kv_tokens == sum(worker.in_flight.values()), f"{name} counts its tokens wrongly"
+        assert worker.cached_tokens >= 0, f"{name} counts its cache wrongly"
+        if worker.goal is Goal.AWAY and worker.running:
+            leaves = worker.awaits is Awaited.STOP or worker.activity in (Activity.ACTIVE, Activity.DRAINING)
+            assert leaves, f"{name} is {worker.activity} and does not leave"
+        if worker.overlap:
+            owns = worker.running and worker.activity is not Activity.INACTIVE or worker.awaits is Awaited.RESUME
+            owner = fleet.gpus.owner[name]
+            assert owns == (owner is Owner.WORKER), f"{name} is {worker.activity}, but its GPUs belong to {owner}"
+        if worker.admission is not None:
+            assert name in fleet.groups[worker.admission].members, f"{name} waits for a group that is not there"
+    for group in fleet.groups.values():
+        assert group.members and group.loaded <= group.members >= group.synced, f"group {group.number} is wrong"
+    assert not any(g.open and len(g.synced) == len(g.members) for g in fleet.groups.values()), (
+        "a group was not admitted"
+    )

@@ -55,7 +55,7 @@ class Replay:
         trained = {number for numbers in self.trained.values() for number in numbers}
         pipeline.tasks.drawn = self.cursor
         pipeline.tasks.quarantined |= self.quarantined
-        pipeline.drawn_groups = max(self.groups, default=-1) + 1
+        pipeline.samples.drawn_groups = max(self.groups, default=-1) + 1
         pipeline.lineage.step_of.update(self.step_of)
         pipeline.lineage.checkpoint_step = step
         live = {attempt.id.sample: attempt for attempt in self.attempts.values()}
@@ -66,7 +66,7 @@ class Replay:
             if number in trained:
                 continue
             if all(member.ended for member in group.members):
-                pipeline.dropped_groups += 1
+                pipeline.samples.dropped_groups += 1
                 continue
             pipeline.groups[number] = group
             group.open_members = 0

@@ -25,3 +25,11 @@ class PipelineSettings:
     worker_restarts: int
     checkpoints: bool = False
     """Whether checkpoints are written, so that a lost trainer can be replaced."""
+    checkpoint_every_steps: int = 0
+    """When: behind every so many steps and the last one. The trainer is not idle then. 0: whenever it likes."""
+    kv_tokens_per_worker: int = 0
+    """Context that one worker can hold at once; 0: unknown, only `requests_per_worker` counts."""
+
+    def checkpoint_due(self, step: int) -> bool:
+        every = self.checkpoint_every_steps
+        return self.checkpoints and every > 0 and (step % every == 0 or step == self.steps)

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pearl.core.routing import AFFINITY_SLACK, choose_worker
+from pearl.core.layout import Role
+from pearl.core.routing import AFFINITY_SLACK, LoadIndex, Prefix, Router
 from pearl.core.staleness import groups_admissible, is_stale
 from pearl.core.state import LEGAL, Activity, IllegalTransition, WorkerSlot
 from pearl.core.tasks import TaskCursor
@@ -21,24 +22,96 @@ from pearl.core.trajectory import (
 )
 
 
-def slots(*loads: int) -> list[WorkerSlot]:
-    return [WorkerSlot(f"w{i}", in_flight={TrajectoryId(i, j, 0) for j in range(load)}) for i, load in enumerate(loads)]
+def router(*loads: int, capacity: int = 8, kv_tokens: int = 0, roles: tuple[Role, ...] = ()) -> Router:
+    """Serving workers w0, w1 ... with so many requests of ten tokens each."""
+    made = Router(capacity, kv_tokens)
+    for i, load in enumerate(loads):
+        role = roles[i] if roles else Role.COLOCATED
+        requests = {TrajectoryId(i, j, 0): 10 for j in range(load)}
+        worker = WorkerSlot(f"w{i}", activity=Activity.ACTIVE, version=0, role=role)
+        if role is Role.PREFILL:
+            worker.prefilling = requests
+        else:
+            worker.in_flight, worker.kv_tokens = requests, 10 * load
+        made.join(worker)
+    return made
+
+
+def chosen(made: Router, *prefixes: Prefix | None, tokens: int = 10) -> tuple[str, str] | None:
+    choice = made.choose(tokens, *prefixes)
+    return choice and (choice.worker.name, choice.prefill.name if choice.prefill else "")
 
 
 def test_the_least_loaded_worker_serves_a_new_trajectory() -> None:
-    assert choose_worker(slots(3, 1, 2), 8, None).name == "w1"  # type: ignore[union-attr]
+    assert chosen(router(3, 1, 2)) == ("w1", "")
 
 
 def test_the_worker_with_the_prefix_is_kept_within_the_slack() -> None:
-    assert choose_worker(slots(AFFINITY_SLACK, 0), 8, "w0").name == "w0"  # type: ignore[union-attr]
-    assert choose_worker(slots(AFFINITY_SLACK + 1, 0), 8, "w0").name == "w1"  # type: ignore[union-attr]
+    assert chosen(router(AFFINITY_SLACK, 0), Prefix("w0", 0)) == ("w0", "")
+    assert chosen(router(AFFINITY_SLACK + 1, 0), Prefix("w0", 0)) == ("w1", "")
 
 
-@given(st.lists(st.integers(0, 4), max_size=6), st.sampled_from([None, "w0", "w3"]))
-def test_routing_never_overloads_and_never_refuses_while_there_is_room(loads: list[int], last: str | None) -> None:
-    chosen = choose_worker(slots(*loads), 4, last)
-    assert (chosen is None) == all(load >= 4 for load in loads)
-    assert chosen is None or len(chosen.in_flight) < 4
+def test_a_prefix_in_a_cache_that_is_gone_counts_for_nothing() -> None:
+    made = router(AFFINITY_SLACK, 0)
+    made.workers["w0"].flushed()
+    assert chosen(made, Prefix("w0", 0)) == ("w1", "")
+
+
+def test_a_pair_is_the_least_loaded_of_both_halves_unless_a_half_holds_the_prefix() -> None:
+    roles = (Role.PREFILL, Role.PREFILL, Role.DECODE, Role.DECODE)
+    assert chosen(router(2, 1, 1, 0, roles=roles)) == ("w3", "w1")
+    assert chosen(router(2, 1, 1, 0, roles=roles), Prefix("w2", 0), Prefix("w0", 0)) == ("w2", "w0")
+
+
+def test_half_of_a_pair_serves_nothing() -> None:
+    assert chosen(router(0, 0, roles=(Role.DECODE, Role.DECODE))) is None
+    assert chosen(router(0, 0, roles=(Role.PREFILL, Role.PREFILL))) is None
+
+
+def test_in_a_mixed_layout_both_kinds_serve() -> None:
+    roles = (Role.PREFILL, Role.DECODE, Role.COLOCATED)
+    assert chosen(router(0, 1, 2, roles=roles)) == ("w1", "w0")
+    assert chosen(router(0, 2, 1, roles=roles)) == ("w2", "")
+
+
+def test_a_worker_without_kv_room_is_passed_over_and_an_idle_one_takes_anything() -> None:
+    assert chosen(router(1, 2, kv_tokens=25)) == ("w0", "")
+    assert chosen(router(1, 2, kv_tokens=15)) is None
+    assert chosen(router(1, 0, kv_tokens=15), tokens=1000) == ("w1", "")
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.sampled_from(list(Role))), max_size=6),
+    st.sampled_from([None, Prefix("w0", 0), Prefix("w3", 0)]),
+)
+def test_routing_never_overloads_and_never_refuses_while_there_is_room(
+    workers: list[tuple[int, Role]], prefix: Prefix | None
+) -> None:
+    made = router(*(load for load, _ in workers), capacity=4, roles=tuple(role for _, role in workers))
+    choice = made.choose(10, prefix)
+    room = {role for load, role in workers if load < 4}
+    pairs = Role.PREFILL in {role for _, role in workers} and Role.DECODE in room
+    assert (choice is not None) == (Role.COLOCATED in room or pairs)
+    if choice is not None:
+        assert len(choice.worker.in_flight) < 4
+        assert (choice.prefill is not None) == (choice.worker.role is Role.DECODE)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.one_of(st.none(), st.integers(0, 6))), max_size=40))
+def test_the_load_index_always_knows_the_least(changes: list[tuple[int, int | None]]) -> None:
+    index, loads = LoadIndex(), {}
+    for number, load in changes:
+        name = f"w{number}"
+        if load is None:
+            index.drop(name)
+            loads.pop(name, None)
+        else:
+            index.put(name, load)
+            loads[name] = load
+        least = index.least()
+        assert (least is None) == (not loads) and index.load == loads
+        assert least is None or loads[least] == min(loads.values())
+        assert [loads[n] for n in index] == sorted(loads.values())
 
 
 @given(st.integers(0, 20), st.integers(0, 5), st.integers(1, 8), st.integers(1, 20))

@@ -186,7 +186,7 @@ def test_a_trajectory_goes_on_from_where_it_was() -> None:
         Replay().read([*records, *extra]).apply(pipeline, 0)
         (attempt,) = pipeline.suspended
         assert attempt.resume_at == resume_at
-        assert pipeline._room(attempt) == room
+        assert pipeline.rollout.room(attempt) == room
 
 
 def test_a_rollback_gives_trained_samples_back() -> None:
