@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import psutil
 import pytest
 
@@ -84,6 +85,39 @@ def test_a_stopped_run_goes_on_with_another_number_of_ranks(tmp_path: Path) -> N
     assert_nothing_lost_or_repeated(again, 4)
     third = [row["loss"] for row in rows(again) if row["step"] == 3]
     assert len(third) == 2 and third[0] == pytest.approx(third[1], rel=1e-4, abs=1e-7)
+
+
+def tokens(run: Run) -> dict[tuple[int, int], list[int]]:
+    """Token ids of every trained trajectory, by sample."""
+    with (run.folder / "trajectories.msgpack").open("rb") as file:
+        records = [r for r in msgpack.Unpacker(file) if r["outcome"] == "trained"]
+    return {tuple(r["sample"]): [t for s in r["trajectory"]["segments"] for t in s["token_ids"]] for r in records}
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+def test_interrupted_and_resumed_trajectories_are_those_of_an_undisturbed_run(tmp_path: Path) -> None:
+    """Greedy, fp32, weights that stay: engine and driver die in mid-turn, and not a token differs."""
+    settings = (
+        "pipeline.steps=3", "checkpoint.every_steps=1", "engine.sampling.top_k=1", "trainer.learning_rate=0.0",
+        "environment.family=files", "environment.max_turns=3", "pipeline.max_response_tokens=48",
+        "pipeline.max_trajectory_tokens=900",
+    )  # fmt: skip
+    undisturbed = Run(tmp_path, *settings)
+    assert undisturbed.finish()["steps"] == 3
+    disturbed = Run(tmp_path, *settings)
+    disturbed.wait_for(lambda line: "engine rollout-0 ready" in line)
+    engine = next(p for p in disturbed.descendants() if "sglang" in " ".join(p.cmdline()))
+    os.kill(engine.pid, signal.SIGKILL)
+    disturbed.wait_for(lambda line: "1/3" in line)
+    processes = disturbed.descendants()
+    disturbed.process.kill()
+    disturbed.process.communicate()
+    psutil.wait_procs(processes, timeout=20)
+    resumed = Run(tmp_path, *settings, "--resume", folder=disturbed.folder)
+    assert resumed.finish()["steps"] == 3, resumed.err
+    before, after = tokens(undisturbed), tokens(resumed)
+    assert len(before) >= 20 and before == after
 
 
 def test_resume_needs_a_run(tmp_path: Path) -> None:
