@@ -47,6 +47,7 @@ class _Live:
     since: float
     """Time up to which its life is accounted for."""
     turn: int = 0
+    """Index of the present one; number of turns once it is to be scored."""
     context: int = 0
     """Tokens in front of this turn's new ones."""
     new: int = 0
@@ -126,6 +127,10 @@ class RuntimeTracker:
 
     def _generate(self, i: ev.Generate, now: float) -> None:
         if live := self._live.get(i.trajectory):
+            if live.turn and not live.requests:
+                self.curve.add(live.turn - 1, ENVIRONMENT, live.environment_s)
+                self.curve.outcome(live.turn - 1, ended=False)
+                live.environment_s = 0.0
             live.began = now
             live.requests += 1
             worker = (i.prefill_worker, i.prefill_incarnation) if i.prefill_worker else (i.worker, i.incarnation)
@@ -158,27 +163,26 @@ class RuntimeTracker:
         self._account(live, now, 0.0)
         live.environment_s = seconds
         if event.stop is None:
-            self.curve.add(live.turn, ENVIRONMENT, seconds)
-            self.curve.outcome(live.turn, ended=False)
             live.turn += 1
             live.context += live.new + live.response
-            live.new, live.response, live.requests, live.environment_s = event.observation_tokens, 0, 0, 0.0
+            live.new, live.response, live.requests = event.observation_tokens, 0, 0
 
     def _score(self, i: ev.ScoreTrajectory, now: float) -> None:
         if live := self._live.get(i.trajectory):
-            if i.turns == live.turn + 1:
-                self._turn_over(live)
+            self._turn_over(live)
             live.began = now
+            live.turn = i.turns
 
     def _scored(self, event: ev.TrajectoryScored, now: float) -> None:
         live = self._live.pop(event.trajectory, None)
         if live is None:
             return
         self._account(live, now, 0.0)
-        self.curve.add(live.turn, ENVIRONMENT, live.environment_s + now - live.began)
-        self.curve.outcome(live.turn, ended=True)
-        self.turn_counts.add(live.turn + 1)
-        self._turns[event.trajectory] = live.turn + 1
+        if live.turn:
+            self.curve.add(live.turn - 1, ENVIRONMENT, live.environment_s + now - live.began)
+            self.curve.outcome(live.turn - 1, ended=True)
+            self.turn_counts.add(live.turn)
+            self._turns[event.trajectory] = live.turn
 
     def _discard(self, i: ev.DiscardTrajectory, now: float) -> None:
         self._live.pop(i.trajectory, None)
