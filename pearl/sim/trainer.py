@@ -35,8 +35,8 @@ class TrainerModel:
     gpus: int
     flops_per_gpu: float = 989e12
     """Peak, dense, in the training precision."""
-    utilisation: float = 0.35
-    """Share of the peak that long sequences under ZeRO reach; our assumption."""
+    utilisation: float = 0.25
+    """Share of the peak that packed long sequences under ZeRO with recomputation reach; our assumption."""
     fixed_s: float = 5.0
     """Optimizer, gathering and packing, whatever the batch."""
 

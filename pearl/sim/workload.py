@@ -64,15 +64,19 @@ class Lognormal:
 
 @dataclass(frozen=True, slots=True)
 class AgentWorkload:
-    """The defaults are those of coding agents in a sandbox: tens of turns, short answers, long observations."""
+    """The defaults are coding agents in a sandbox.
+
+    Within the ranges that published traces of such agents show, chosen so that 64 trajectories of Qwen3-8B on unlimited
+    workers take about the source's 216 s, and prompts are about its 96.7 % of all tokens.
+    """
 
     seed: int = 0
-    turns: Lognormal = Lognormal(18, 0.45)
+    turns: Lognormal = Lognormal(23, 0.45)
     max_turns: int = 50
     prompt_tokens: Lognormal = Lognormal(3500, 0.25)
-    observation_tokens: Lognormal = Lognormal(1100, 1.2)
-    response_tokens: Lognormal = Lognormal(350, 0.7)
-    environment_s: Lognormal = Lognormal(2.5, 1.5)
+    observation_tokens: Lognormal = Lognormal(650, 1.2)
+    response_tokens: Lognormal = Lognormal(600, 0.7)
+    environment_s: Lognormal = Lognormal(4, 1.5)
     open_s: Lognormal = Lognormal(25, 0.4)
     """Start of a container."""
     score_s: Lognormal = Lognormal(15, 0.5)
@@ -111,7 +115,8 @@ class AgentWorkload:
 PRESETS: dict[str, AgentWorkload] = {
     "swe": AgentWorkload(),
     "swe-light": AgentWorkload(
-        turns=Lognormal(8, 0.45), observation_tokens=Lognormal(600, 1.2), environment_s=Lognormal(1.5, 1.5)
+        turns=Lognormal(8, 0.45), observation_tokens=Lognormal(500, 1.2), response_tokens=Lognormal(300, 0.7),
+        environment_s=Lognormal(1.5, 1.5),
     ),
     "tools": AgentWorkload(
         turns=Lognormal(12, 0.6), prompt_tokens=Lognormal(1200, 0.3), observation_tokens=Lognormal(300, 1.0),
