@@ -1,8 +1,8 @@
 """The lives of rollout workers: start, load, verify, serve, drain, change role, sleep, leave, start again.
 
 A part of both schedulers. They say what each worker is to become (its goal and its weights' version); `settle` takes
-every worker as far as it can go by legal steps, one awaited instruction at a time. So a goal may change at any time, and
-counts from the next answer on. Before anything is done to a serving worker, dispatch stops and its requests are
+every worker as far as it can go by legal steps, one awaited instruction at a time. So a goal may change at any time,
+and counts from the next answer on. Before anything is done to a serving worker, dispatch stops and its requests are
 interrupted, and that is acknowledged.
 """
 
@@ -57,6 +57,8 @@ class Fleet:
         """Groups whose members are all loaded, for the Elastic Scheduler to open."""
         self.admitted: list[tuple[int, tuple[str, ...]]] = []
         """Groups that serve now, for the Elastic Scheduler to take note of."""
+        self.gone: list[WorkerSlot] = []
+        """Workers whose process is gone, for the Elastic Scheduler to take note of."""
         self._unsettled: dict[str, None] = {}
         self._pairs: dict[TrajectoryId, tuple[str, int, str, int]] = {}
         """Prefill worker and decode worker, with incarnations, of a request whose prefill half is not released."""
@@ -267,6 +269,7 @@ class Fleet:
             self._load_ended(worker)
         worker.awaits = None
         worker.to(Activity.GONE, now, reason)
+        self.gone.append(worker)
         if worker.overlap:
             self.gpus.worker_left(worker.name)
         self.touch(worker)

@@ -4,8 +4,8 @@
 forms batches of finished groups, trains, publishes and brings each engine to the new weights, while the next batch is
 already being rolled out, as far ahead as the staleness bound allows.
 
-Its parts share one list of instructions: `samples` keeps the books, `rollout` plays trajectories, `training` makes steps
-of them, `fleet` moves rollout workers, `environments` environment workers.
+Its parts share one list of instructions: `samples` keeps the books, `rollout` plays trajectories, `step` trains on
+them, `fleet` moves rollout workers, `environments` environment workers.
 """
 
 from __future__ import annotations
@@ -86,6 +86,7 @@ class Pipeline:
         self.absorb(event, now)
         self.train()
         self.roll_out()
+        self.fleet.gone.clear()  # nobody else takes note
         return self.taken()
 
     def absorb(self, event: Event, now: float) -> None:

@@ -137,9 +137,9 @@ class Rollout:
 
     def _cached(self, attempt: Attempt, tokens: int) -> None:
         """The worker of its prefix holds so many tokens of it, unless that cache is gone."""
-        if attempt.prefix and (worker := self.fleet.workers.get(attempt.prefix.worker)):
-            if worker.cache == attempt.prefix.cache:
-                worker.cached_tokens += tokens - attempt.cached_tokens
+        worker = self.fleet.workers.get(attempt.prefix.worker) if attempt.prefix else None
+        if worker is not None and attempt.prefix is not None and worker.cache == attempt.prefix.cache:
+            worker.cached_tokens += tokens - attempt.cached_tokens
         attempt.cached_tokens = tokens
 
     def generated(self, event: ev.TurnGenerated) -> None:

@@ -124,10 +124,8 @@ class Router:
         if name is None:
             return None
         holder = self._holder(prefix)
-        if holder is not None and holder.role is Role.PREFILL:
-            if pool.load[holder.name] - pool.load[name] <= AFFINITY_SLACK:
-                return holder
-        return self.workers[name]
+        near = holder is not None and pool.load.get(holder.name, 0) - pool.load[name] <= AFFINITY_SLACK
+        return holder if near and holder is not None and holder.role is Role.PREFILL else self.workers[name]
 
     def _has_room(self, worker: WorkerSlot, tokens: int) -> bool:
         """An idle worker takes anything: whether it fits at all is for the engine to say."""

@@ -1,5 +1,6 @@
 """The books of all samples: groups from their draw to their end, and how each sample ended.
 
+Fates that are decided here:
 * A group with failed members trains with the rest if `min_group_size` are left, else it is dropped and replaced.
 * A sample overtaken by the staleness bound ends as stale; what is left of its group follows the same rule.
 * A task whose groups keep failing is quarantined.
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 
 from pearl.core import events as ev
 from pearl.core.events import Instruction, Outcome
@@ -28,6 +30,8 @@ class Samples:
         """Groups that are neither trained nor dropped, by number, in draw order."""
         self.ready: deque[int] = deque()
         """Complete groups in the order in which they were completed."""
+        self._incomplete = False
+        """The next batch was looked for in vain, and nothing has happened since."""
         self.drawn_groups = 0
         self.dropped_groups = 0
         self.task_failures: dict[int, int] = {}
@@ -67,6 +71,7 @@ class Samples:
                 self.emit(ev.QuarantineTask(group.task, f"{failures} groups in a row lost members to it"))
         else:
             self.task_failures.pop(group.task, None)
+        self._incomplete = False
         if self._large_enough(group, Outcome.FAILED):
             self.ready.append(group.number)
 
@@ -96,17 +101,26 @@ class Samples:
     def next_batch(self) -> list[Group] | None:
         """The groups of the next step, if all are complete."""
         size = self.settings.groups_per_batch
-        if len(self.ready) < size:
+        if self._incomplete or len(self.ready) < size:
             return None
-        if not self.settings.in_drawn_order:
-            return [self.groups[number] for number, _ in zip(self.ready, range(size), strict=False)]
-        first = [group for group, _ in zip(self.groups.values(), range(size), strict=False)]
-        return first if len(first) == size and not any(group.open_members for group in first) else None
+        if self.settings.in_drawn_order:
+            first = list(islice(self.groups.values(), size))
+        else:
+            first = [self.groups[number] for number in islice(self.ready, size)]
+        self._incomplete = len(first) < size or any(group.open_members for group in first)
+        return None if self._incomplete else first
 
     def take(self, batch: list[Group]) -> tuple[Group, ...]:
         for group in batch:
             self.ready.remove(group.number)
         return tuple(batch)
+
+    def trained(self, batch: tuple[Group, ...], step: int) -> None:
+        for group in batch:
+            for member in group.finished:
+                self.end(member, member.finished, Outcome.TRAINED, f"step {step}")
+            del self.groups[group.number]
+        self._incomplete = False
 
     def give_back(self, trained: list[Group], training: tuple[Group, ...]) -> None:
         """A rollback: trained groups and the ones in training are complete ones again, first in line."""
@@ -116,6 +130,7 @@ class Samples:
                     member.outcome = None
                     self.ended[Outcome.TRAINED] -= 1
             self.groups[group.number] = group
+        self._incomplete = False
         self.groups = dict(sorted(self.groups.items()))
         self.ready.extendleft(group.number for group in reversed([*trained, *training]))
 
@@ -124,14 +139,11 @@ class Samples:
         """R: trajectories that the next batch still waits for. Groups that are not drawn yet count whole."""
         size, s = self.settings.group_size, self.settings
         if s.in_drawn_order:
-            waits = [
-                group.open_members for group, _ in zip(self.groups.values(), range(s.groups_per_batch), strict=False)
-            ]
+            waits = [group.open_members for group in islice(self.groups.values(), s.groups_per_batch)]
         else:
             missing = max(0, s.groups_per_batch - len(self.ready))
-            waits = [0] * len(self.ready) + sorted(g.open_members for g in self.groups.values() if g.open_members)[
-                :missing
-            ]
+            nearest = sorted(group.open_members for group in self.groups.values() if group.open_members)
+            waits = [0] * len(self.ready) + nearest[:missing]
         return sum(waits) + size * max(0, s.groups_per_batch - len(waits))
 
     @property

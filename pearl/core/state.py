@@ -19,6 +19,10 @@ STORY_LENGTH = 64
 """Transitions kept per worker."""
 
 
+NO_INFO = SlotInfo("")
+"""Of a slot of which only the name is known."""
+
+
 class Activity(StrEnum):
     EMPTY = "empty"
     STARTING = "starting"
@@ -75,7 +79,7 @@ class WorkerSlot:
     """One slot's present. `version` is what its engine holds, None before the first verified load."""
 
     name: str
-    info: SlotInfo = SlotInfo("")
+    info: SlotInfo = NO_INFO
     life: int = 1
     """How often the slot came from the cloud; those of RunStarted are in their first life."""
     present: bool = True

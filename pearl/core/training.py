@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pearl.core import events as ev
-from pearl.core.events import Instruction, Outcome
+from pearl.core.events import Instruction
 from pearl.core.fleet import Fleet
 from pearl.core.groups import Group
 from pearl.core.lineage import Lineage
@@ -78,10 +78,7 @@ class Training:
     def trained(self, event: ev.BatchTrained) -> None:
         assert event.step == self.steps_done + 1, f"step {event.step} after {self.steps_done}"
         self.steps_done = event.step
-        for group in self.batch:
-            for member in group.finished:
-                self.samples.end(member, member.finished, Outcome.TRAINED, f"step {event.step}")
-            del self.samples.groups[group.number]
+        self.samples.trained(self.batch, event.step)
         if self.settings.checkpoints:
             self.lineage.trained(event.step, self.batch)
         self.batch = ()

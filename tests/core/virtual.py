@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pearl.core import events as ev
 from pearl.core.events import Event, Instruction, Outcome
 from pearl.core.pipeline import Pipeline
+from pearl.core.scheduler import Scheduler
 from pearl.core.settings import PipelineSettings
 from pearl.core.tasks import TaskCursor
 from pearl.core.trajectory import FinishReason, StopReason, TrajectoryId
@@ -45,6 +46,10 @@ class Virtual:
     dead: set[tuple[str, int]] = field(default_factory=set)
     budget: int = 20_000
 
+    @property
+    def machine(self) -> Pipeline | Scheduler:
+        return self.pipeline
+
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
         self.count = itertools.count()
@@ -74,12 +79,12 @@ class Virtual:
             if sent is None:
                 return None  # it was answered early, by an abort or a death
         self.log.append((self.now, event))
-        for instruction in self.pipeline.handle(event, self.now):
+        for instruction in self.machine.handle(event, self.now):
             self.log.append((self.now, instruction))
             if isinstance(instruction, ev.FinishRun):
                 return instruction
             self.carry_out(instruction)
-        self.pipeline.validate()
+        self.machine.validate()
         return None
 
     def fault(self) -> bool:

@@ -119,7 +119,10 @@ class EngineResumed(Event):
 
 @dataclass(frozen=True, slots=True)
 class StopEngine(Instruction):
-    """End the engine, by force where it does not end by itself. Answer: WorkerLost."""
+    """End the engine, by force where it does not end by itself. Answer: WorkerLost.
+
+    The only instruction that may be sent while another is outstanding; that one's answer is not needed any more.
+    """
 
     worker: str
     incarnation: int

@@ -12,7 +12,7 @@ from pearl.core.layout import SlotInfo
 class RunStarted(Event):
     """First event: slots by name. The trainer starts on its own and answers TrainerReady.
 
-    `slots` says more about rollout slots; one that it does not name is a reserved one.
+    `slots` says more about rollout slots; one that it does not name is a reserved one. All are in life 1.
     """
 
     rollout_workers: tuple[str, ...]

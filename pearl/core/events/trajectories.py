@@ -90,7 +90,8 @@ class ReopenEnvironment(Instruction):
 class Generate(Instruction):
     """Continue the trajectory's tokens by at most `max_new_tokens`. Answer: TurnGenerated, from `worker`.
 
-    With a `prefill_worker`, that one computes the prompt's KV and hands it to `worker`; PrefillDone may say when.
+    With a `prefill_worker`, that one computes the prompt's KV and hands it to `worker`; PrefillDone may say when, and
+    never comes behind TurnGenerated. If either side is aborted or dies before, TurnGenerated says ABORT or LOST.
     """
 
     trajectory: TrajectoryId
