@@ -12,6 +12,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from pearl.core.layout import SlotInfo, Zone
+
 CHECKED_PACKAGES = ("distributed", "torch", "msgpack", "numpy", "pydantic")
 """A difference in one of these between driver and worker breaks calls or numbers."""
 SOURCE_FOLDERS = ("pearl", "actors", "trainer", "envs")
@@ -23,11 +25,23 @@ class Identity:
 
     slot: str
     incarnation: int
+    """Which life of the slot."""
     zone: str
+    """Of a rollout slot reserved, preemptible or overlap; else training or environment."""
     host: str
     pid: int
     devices: str
+    """CUDA_VISIBLE_DEVICES of the process."""
     versions: dict[str, str]
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """Cluster-wide GPU ids, "host/device"."""
+        return tuple(f"{self.host}/{device}" for device in self.devices.split(",") if device)
+
+    def slot_info(self) -> SlotInfo:
+        """Of a rollout slot. Raises ValueError for another zone."""
+        return SlotInfo(self.slot, Zone(self.zone), self.gpus, self.host)
 
     def to_wire(self) -> dict[str, Any]:
         return asdict(self)

@@ -1,7 +1,7 @@
 """The local cluster: a Dask scheduler in this process and one worker process per slot, all on loopback.
 
-`start_worker` brings a slot to life and returns where it listens; `kill` ends it with all its children; membership
-events (a worker joined or left, for whatever reason) reach the `on_left` callback.
+`start_worker` brings a slot to life and returns where it listens; `kill` ends it with all its children. That a worker
+left, for whatever reason, reaches the `on_left` callback; all membership events reach those who `watch`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,10 @@ from pearl.cluster.actor_ref import ActorRef, LostWorkers
 from pearl.cluster.endpoint import Endpoint
 from pearl.cluster.errors import ActorLost, ActorTimeout
 from pearl.cluster.identity import version_differences
-from pearl.cluster.plugin import TOPIC, ElasticityPlugin
+from pearl.cluster.membership import MemberEvent, Membership
+from pearl.cluster.plugin import ElasticityPlugin
 from pearl.cluster.settings import configure_dask
+from pearl.config.cluster import ClusterConfig, NoticesConfig
 from pearl.errors import RunFailed
 
 HOST = "127.0.0.1"
@@ -52,14 +54,28 @@ class WorkerProcess:
 class LocalCluster:
     """Async context: a scheduler, a client, and the workers that were started through it."""
 
-    def __init__(self, log_directory: Path, on_left: Callable[[str, int, str], None], port: int = 0) -> None:
-        """`port` is the scheduler's, 0 a free one."""
+    def __init__(
+        self,
+        log_directory: Path,
+        on_left: Callable[[str, int, str], None],
+        port: int = 0,
+        *,
+        silent_loss_s: float = ClusterConfig().silent_loss_s,
+        notices: NoticesConfig = NoticesConfig(),  # noqa: B008 (frozen)
+    ) -> None:
+        """`port` is the scheduler's, 0 a free one; `silent_loss_s` and `notices` as in the configuration."""
         self.log_directory = log_directory
         self.port = port
+        self.silent_loss_s, self.notices = silent_loss_s, notices
         self.on_left = on_left
         self.lost = LostWorkers()
         self.workers: dict[str, WorkerProcess] = {}
+        self._watchers: list[Callable[[MemberEvent], None]] = []
         self._stack = contextlib.AsyncExitStack()
+
+    def watch(self, on_event: Callable[[MemberEvent], None]) -> None:
+        """Call `on_event` at every membership event from now on."""
+        self._watchers.append(on_event)
 
     async def __aenter__(self) -> LocalCluster:
         configure_dask()
@@ -71,11 +87,15 @@ class LocalCluster:
             self.client = await self._stack.enter_async_context(
                 Client(self.scheduler.address, asynchronous=True, direct_to_workers=True, set_as_default=False)
             )
-            await self.client.register_plugin(ElasticityPlugin())
+            await self.client.register_plugin(ElasticityPlugin(self.silent_loss_s))
+            self.contact = self.scheduler.address
+            """Where workers find the scheduler."""
+            membership = Membership(self.client, self._member)
+            self._stack.push_async_callback(membership.close)
+            await membership.start()
         except BaseException:  # nobody will call __aexit__
             await self._close()
             raise
-        self.client.subscribe_topic(TOPIC, self._membership)
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -88,26 +108,33 @@ class LocalCluster:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stack.aclose(), CLOSE_S)
 
-    def _membership(self, event: tuple[float, dict[str, Any]]) -> None:
-        message = event[1]
-        identity = message["identity"]
-        worker = self.workers.get(identity.get("slot", ""))
-        current = worker is not None and worker.incarnation == identity.get("incarnation")
-        if message["kind"] == "joined":
-            if worker is None or not current or worker.joined.done():
-                return
-            if differences := version_differences(identity["versions"]):
+    def _member(self, event: MemberEvent) -> None:
+        identity = event.identity
+        worker = self.workers.get(identity.slot)
+        current = worker is not None and worker.incarnation == identity.incarnation
+        if event.kind == "joined" and worker is not None and current and not worker.joined.done():
+            if differences := version_differences(identity.versions):
                 worker.joined.set_exception(RunFailed(f"{worker.slot} runs other code: {'; '.join(differences)}"))
-            else:
-                worker.address = message["address"]
-                worker.joined.set_result(message["address"])
-        else:
-            self.lost.mark(message["address"], message["reason"])
+                return
+            worker.address = event.address
+            worker.joined.set_result(event.address)
+        elif event.kind == "left":
+            self.lost.mark(event.address, f"{event.reason}: {event.detail}")
             if worker is not None and current:
-                self.on_left(worker.slot, worker.incarnation, self._why(worker, message["reason"]))
+                self._end(worker)  # a stopped or cut-off process must not come back
+                event = replace(event, detail=self._why(worker, event.detail))
+                self.on_left(worker.slot, worker.incarnation, event.detail)
+        for watcher in self._watchers:
+            watcher(event)
 
     async def start_worker(
-        self, slot: str, incarnation: int, zone: str, environment: dict[str, str], timeout_s: float
+        self,
+        slot: str,
+        incarnation: int,
+        zone: str,
+        environment: dict[str, str],
+        timeout_s: float,
+        notices: NoticesConfig | None = None,
     ) -> WorkerProcess:
         """Start the slot's process and wait until it has joined.
 
@@ -115,7 +142,8 @@ class LocalCluster:
         """
         await self.kill(slot)
         log = self.log_directory / f"{slot}.{incarnation}.log"
-        command = [sys.executable, "-m", "pearl.cluster.worker", "--scheduler", self.scheduler.address]
+        command = [sys.executable, "-m", "pearl.cluster.worker", "--scheduler", self.contact]
+        command += ["--notices", (notices or self.notices).model_dump_json()]
         command += ["--slot", slot, "--incarnation", str(incarnation), "--zone", zone, "--host", HOST]
         with log.open("wb") as output:
             process = await asyncio.create_subprocess_exec(
@@ -167,6 +195,16 @@ class LocalCluster:
             return None
         return self._why(worker, "gone")
 
+    def terminate(self, slot: str) -> None:
+        """SIGTERM to the slot's worker, which takes it as a notice; nothing if there is none."""
+        if (worker := self.workers.get(slot)) and worker.process.returncode is None:
+            worker.process.terminate()
+
+    async def leaving(self, slot: str, reason: str, detail: str) -> None:
+        """Tell the scheduler why the slot's worker is about to go."""
+        if (worker := self.workers.get(slot)) and worker.address:
+            await self.client.scheduler.pearl_leaving(address=worker.address, reason=reason, detail=detail)
+
     async def kill(self, slot: str, incarnation: int | None = None) -> None:
         """End the slot's process and all its children, now; nothing if there is none (or only a later life).
 
@@ -179,8 +217,7 @@ class LocalCluster:
     async def _kill(self, worker: WorkerProcess) -> None:
         if self.workers.get(worker.slot) is worker:
             del self.workers[worker.slot]
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(worker.process.pid, signal.SIGKILL)
+        self._end(worker)
         try:
             await asyncio.wait_for(worker.process.wait(), KILL_S)
         except TimeoutError:
@@ -195,6 +232,10 @@ class LocalCluster:
                 future.release()
             if worker.address:
                 self.lost.mark(worker.address, "ended by the driver")
+
+    def _end(self, worker: WorkerProcess) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(worker.process.pid, signal.SIGKILL)
 
     def _why(self, worker: WorkerProcess, reason: str) -> str:
         code = worker.process.returncode

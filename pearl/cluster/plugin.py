@@ -1,39 +1,181 @@
-"""Membership: the Dask scheduler tells who joined and who left. It decides nothing."""
+"""Membership, on the Dask scheduler: who joined, who left and how, who has notice. It decides nothing.
+
+Every event has a sequence number within this scheduler's life (`epoch`). Beside the live topic the plugin keeps a
+compacted log, one entry a slot: present members with their notices, and each slot's last departure. A driver that was
+away asks for what is newer than the number it has seen, and misses nothing that still matters.
+"""
 
 from __future__ import annotations
 
 import time
+import uuid
+from dataclasses import dataclass
 from typing import Any
 
 from distributed import Scheduler
+from distributed.comm import Comm
 from distributed.diagnostics.plugin import SchedulerPlugin
+from distributed.scheduler import heartbeat_interval
+from tornado.ioloop import PeriodicCallback
 
 TOPIC = "pearl-membership"
+IDENTITY = "pearl"
+"""Key of a worker's startup information that holds its identity."""
+CHECK_S = 1.0
+"""How often silence is looked for."""
+HEARTBEATS = 5
+"""A worker may always miss this many heartbeats; Dask makes them rarer as workers grow in number."""
+EARLIER_S = 1.0
+"""A notice is news again if it leaves this much less time than the one before."""
+
+
+@dataclass
+class Slot:
+    """What is known of one slot; `address` is None while nobody lives there."""
+
+    incarnation: int
+    address: str | None
+    joined: dict[str, Any]
+    notice: dict[str, Any] | None = None
+    left: dict[str, Any] | None = None
 
 
 class ElasticityPlugin(SchedulerPlugin):
-    """Turns add_worker / remove_worker into events of one topic: plain dicts, microseconds each."""
+    """Events are plain dicts of one topic, microseconds each; handlers `pearl_*` are called by workers and drivers."""
 
     name = "pearl-elasticity"
     idempotent = True
 
+    def __init__(self, silent_loss_s: float = 30.0) -> None:
+        """A worker whose event loop sent no heartbeat for `silent_loss_s` is lost."""
+        self.silent_loss_s = silent_loss_s
+
     async def start(self, scheduler: Scheduler) -> None:
-        self.identities: dict[str, dict[str, Any]] = {}
+        self.scheduler, self.epoch, self.seq = scheduler, uuid.uuid4().hex, 0
+        self.slots: dict[str, Slot] = {}
+        self._here: dict[str, str] = {}
+        """Slot by address."""
+        self._causes: dict[str, tuple[str, str]] = {}
+        """Reason and detail of a departure that was announced, by address."""
+        self._checked, self._clock = time.monotonic(), 0.0
+        self._beats: dict[str, tuple[float, float]] = {}
+        self._register = scheduler.handlers["register-worker"]
+        scheduler.handlers["register-worker"] = self.register
+        scheduler.handlers["pearl_notice"] = self.notice
+        scheduler.handlers["pearl_leaving"] = self.leaving
+        scheduler.handlers["pearl_members"] = self.members
         for address in scheduler.workers:
             self.add_worker(scheduler, address)
+        self._watch = PeriodicCallback(self.check_silence, CHECK_S * 1000)
+        self._watch.start()
+
+    async def close(self) -> None:
+        self._watch.stop()
+
+    async def register(self, comm: Comm, **message: Any) -> None:
+        """Stands before Dask's own handler: a life that is over is refused."""
+        if identity := message["extra"].get(IDENTITY):
+            slot, life = identity["slot"], identity["incarnation"]
+            if reason := self._refusal(slot, life):
+                await comm.write({"status": "error", "message": reason, "time": time.time()})
+                return
+            present = self.slots.get(slot)
+            if present and present.address:  # its process is dead, or it could not have been started again
+                self._causes[present.address] = ("lost", f"replaced by life {life}")
+                await self.scheduler.remove_worker(present.address, stimulus_id=f"pearl-replaced-{time.time()}")
+        await self._register(comm, **message)
+
+    def _refusal(self, name: str, life: int) -> str | None:
+        slot = self.slots.get(name)
+        if slot is None or life > slot.incarnation:
+            return None
+        if slot.address:
+            return f"{name} is here as life {slot.incarnation}; life {life} cannot join beside it"
+        return f"{name} left as life {slot.incarnation}; life {life} is over, the slot comes back as a later one"
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
-        identity = scheduler.workers[worker].extra.get("pearl", {})
-        self.identities[worker] = identity
-        scheduler.log_event(TOPIC, {"kind": "joined", "address": worker, "identity": identity, "time": time.time()})
+        identity = scheduler.workers[worker].extra.get(IDENTITY)
+        if identity is None:  # somebody's plain Dask worker
+            return
+        name, before = identity["slot"], self.slots.get(identity["slot"])
+        event = self._emit("joined", worker, identity)
+        self.slots[name] = Slot(identity["incarnation"], worker, event, None, before.left if before else None)
+        self._here[worker] = name
 
     def remove_worker(self, scheduler: Scheduler, worker: str, *, stimulus_id: str, **_: Any) -> None:
-        closed = stimulus_id.startswith(("worker-close", "retire-workers", "close-worker"))
-        event = {
-            "kind": "left",
-            "address": worker,
-            "identity": self.identities.pop(worker, {}),
-            "reason": "closed" if closed else "lost",
-            "time": time.time(),
+        name = self._here.pop(worker, None)
+        self._beats.pop(worker, None)
+        if name is None:
+            return
+        drained = stimulus_id.startswith("retire-workers")
+        reason, detail = self._causes.pop(worker, ("drained", "") if drained else ("lost", "its connection broke"))
+        slot = self.slots[name]
+        if slot.notice and reason == "lost":
+            detail += f", after a notice ({slot.notice['source']})"
+        slot.left = self._emit("left", worker, slot.joined["identity"], reason=reason, detail=detail)
+        slot.address = slot.notice = None
+
+    def notice(self, slot: str, incarnation: int, seconds_left: float, source: str) -> dict[str, Any]:
+        """Handler: the slot will be taken away. "unknown" if that life is not here (yet)."""
+        known = self.slots.get(slot)
+        if known is None or known.address is None or known.incarnation != incarnation:
+            return {"status": "unknown"}
+        deadline = time.time() + seconds_left
+        if known.notice is None or deadline < known.notice["deadline"] - EARLIER_S:
+            rest = {"seconds_left": seconds_left, "source": source, "deadline": deadline}
+            known.notice = self._emit("notice", known.address, known.joined["identity"], **rest)
+        return {"status": "OK"}
+
+    def leaving(self, address: str, reason: str, detail: str) -> dict[str, Any]:
+        """Handler: the worker at `address` is about to go, `closed` or `drained`. The first word counts."""
+        if address in self._here:
+            self._causes.setdefault(address, (reason, detail))
+        return {"status": "OK"}
+
+    def members(self, epoch: str | None = None, since: int = 0) -> dict[str, Any]:
+        """Handler: the compacted log after `since` (of `epoch`; of everything, if that was another scheduler)."""
+        after = since if epoch == self.epoch else 0
+        events = []
+        for slot in self.slots.values():
+            events += [slot.left, slot.joined if slot.address else None, slot.notice]
+        newer = sorted((e for e in events if e and e["seq"] > after), key=lambda e: e["seq"])
+        now = time.time()
+        return {
+            "epoch": self.epoch,
+            "seq": self.seq,
+            "events": [
+                {**e, "seconds_left": max(0.0, e["deadline"] - now)} if e["kind"] == "notice" else e for e in newer
+            ],
         }
-        scheduler.log_event(TOPIC, event)
+
+    async def check_silence(self) -> None:
+        """Remove who sent no heartbeat for too long, counting only time in which this event loop itself ran."""
+        now = time.monotonic()
+        self._clock += min(now - self._checked, 2 * CHECK_S)
+        self._checked = now
+        limit = max(self.silent_loss_s, HEARTBEATS * heartbeat_interval(len(self.scheduler.workers)))
+        silent = []
+        for address in self._here:
+            last_seen = self.scheduler.workers[address].last_seen
+            before, since = self._beats.get(address, (None, 0.0))
+            if last_seen != before:
+                self._beats[address] = (last_seen, self._clock)
+            elif self._clock - since > limit:
+                silent.append((address, self._clock - since))
+        for address, seconds in silent:
+            self._causes[address] = ("lost", f"its event loop was silent for {seconds:.1f} s (cluster.silent_loss_s)")
+            await self.scheduler.remove_worker(address, stimulus_id=f"pearl-silent-{time.time()}")
+
+    def _emit(self, kind: str, address: str, identity: dict[str, Any], **rest: Any) -> dict[str, Any]:
+        self.seq += 1
+        event = {
+            "epoch": self.epoch,
+            "seq": self.seq,
+            "kind": kind,
+            "address": address,
+            "identity": identity,
+            "time": time.time(),
+            **rest,
+        }
+        self.scheduler.log_event(TOPIC, event)
+        return event

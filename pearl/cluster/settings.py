@@ -14,7 +14,7 @@ SETTINGS = {
     "distributed.worker.memory.terminate": False,
     "distributed.worker.profile.enabled": False,
     "distributed.scheduler.work-stealing": False,  # an actor is bound to its slot
-    "distributed.scheduler.worker-ttl": "30 s",  # a stopped process is seen by this alone
+    "distributed.scheduler.worker-ttl": None,  # our plugin looks for silence, and more often
     "distributed.comm.timeouts.connect": "10 s",
     "distributed.comm.timeouts.tcp": "11 s",  # the least that notices a silent network loss
     "distributed.comm.retry.count": 0,  # we own the retries
