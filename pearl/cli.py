@@ -136,6 +136,43 @@ def export(
 
 
 @app.command()
+def simulate(
+    policy: Annotated[str, typer.Option(help="Named settings of the schedulers; see docs/simulator.md.")] = "pearl",
+    trace: Annotated[
+        str, typer.Option(help="abundant|moderate|scarce-calm|volatile, none, or a file of available GPUs over time.")
+    ] = "moderate-volatile",
+    profile: Annotated[str, typer.Option(help="MODEL@GPU.")] = "qwen3-8b@h800",
+    workload: Annotated[str, typer.Option(help="swe, swe-light, tools, or a run directory to replay.")] = "swe",
+    gpus: Annotated[int, typer.Option(help="Half train, an eighth is reserved, the rest comes and goes.")] = 32,
+    hours: Annotated[float, typer.Option(help="Virtual time.")] = 2.0,
+    seed: Annotated[int, typer.Option(help="Of workload, trace and jitter.")] = 0,
+    batch: Annotated[int | None, typer.Option(help="Trajectories a step; two for each GPU if not given.")] = None,
+    training_gpus: Annotated[int | None, typer.Option(help="Instead of half.")] = None,
+    reserved_gpus: Annotated[int | None, typer.Option(help="Instead of an eighth.")] = None,
+    gpus_per_worker: Annotated[int, typer.Option(help="Tensor parallel size: 1, 2, 4 or 8.")] = 2,
+    notice: Annotated[float, typer.Option(help="Seconds of warning before a slot goes; negative: none.")] = 30.0,
+    trace_start: Annotated[float, typer.Option(help="Second of the trace to begin at.")] = 0.0,
+    plot: Annotated[Path | None, typer.Option(help="Draw who did what to this .png, .svg or .pdf.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Console to stderr; one object on stdout.")] = False,
+    validate: Annotated[
+        bool, typer.Option("--validate", help="Check the machines' invariants at every event.")
+    ] = False,
+) -> None:
+    """Play a cluster in virtual time: trace + workload + policy -> throughput and timeline."""
+    from pearl.sim.command import run as simulate_run
+    from pearl.sim.command import scenario_of
+
+    sizes = {"batch": batch, "training_gpus": training_gpus, "reserved_gpus": reserved_gpus}
+    scenario = scenario_of(
+        profile, gpus, sizes, policy=policy, trace=trace, workload=workload, hours=hours, seed=seed,
+        gpus_per_worker=gpus_per_worker, notice_s=notice if notice >= 0 else None, trace_start_s=trace_start,
+    )  # fmt: skip
+    summary = simulate_run(scenario, Console(stderr=json), plot, validate=validate)
+    if json:
+        print(json_module.dumps(summary))
+
+
+@app.command()
 def doctor(
     json: Annotated[bool, typer.Option("--json", help="One object on stdout.")] = False,
 ) -> None:

@@ -18,7 +18,9 @@ class Results:
     Trained tokens are all tokens of the trained trajectories, generated ones those of the responses.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, group_size: int) -> None:
+        self.group_size = group_size
+        self.drawn_samples = self.ended_samples = 0
         self.began_s: float | None = None
         self.step_s: list[float] = []
         """When each step was done."""
@@ -33,6 +35,7 @@ class Results:
         self.now = 0.0
         self._gpus: dict[str, int] = {}
         self._present: dict[str, float] = {}
+        self._noticed: set[str] = set()
         self._lent: dict[str, float] = {}
         self._dispatched: dict[int, float] = {}
         """First dispatch of each group that is not trained yet."""
@@ -41,6 +44,7 @@ class Results:
         self._handlers: dict[type, Callable[[Any], object]] = {
             ev.RunStarted: self._run_started,
             ev.SlotJoined: self._slot_joined,
+            ev.SlotNotice: self._slot_notice,
             ev.SlotLost: self._slot_gone,
             ev.ReleaseSlot: self._slot_gone,
             ev.Generate: self._generate,
@@ -49,7 +53,8 @@ class Results:
             ev.EnvironmentStepped: self._environment_stepped,
             ev.TrajectoryScored: self._trajectory_scored,
             ev.DiscardTrajectory: lambda i: self._tokens.pop(i.trajectory, None),
-            ev.EndSample: lambda i: self._tokens.pop(i.trajectory, None),
+            ev.DrawGroup: self._draw_group,
+            ev.EndSample: self._end_sample,
             ev.TrainBatch: self._train_batch,
             ev.BatchTrained: self._batch_trained,
             ev.TrainerOffloaded: self._offloaded,
@@ -68,13 +73,28 @@ class Results:
         for slot in event.slots:
             self._gpus[slot.name] = len(slot.gpus)
 
+    def _draw_group(self, i: ev.DrawGroup) -> None:
+        self.drawn_samples += self.group_size
+
+    def _end_sample(self, i: ev.EndSample) -> None:
+        self.ended_samples += 1
+        if i.trajectory is not None:
+            self._tokens.pop(i.trajectory, None)
+
     def _slot_joined(self, event: ev.SlotJoined) -> None:
         self._gpus[event.slot.name] = len(event.slot.gpus)
         if event.slot.zone is Zone.PREEMPTIBLE:
             self._present[event.slot.name] = self.now
 
+    def _slot_notice(self, event: ev.SlotNotice) -> None:
+        if event.worker in self._present and event.worker not in self._noticed:
+            self._noticed.add(event.worker)
+            self.preemptions += 1
+
     def _slot_gone(self, entry: ev.SlotLost | ev.ReleaseSlot) -> None:
-        self.preemptions += isinstance(entry, ev.SlotLost)
+        noticed = entry.worker in self._noticed
+        self._noticed.discard(entry.worker)
+        self.preemptions += isinstance(entry, ev.SlotLost) and entry.worker in self._present and not noticed
         if (since := self._present.pop(entry.worker, None)) is not None:
             self.preemptible_gpu_s += (self.now - since) * self._gpus[entry.worker]
 

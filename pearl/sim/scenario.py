@@ -1,0 +1,225 @@
+"""What to simulate, checked and put together: cluster, models, workload and policy."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pearl.core import events as ev
+from pearl.core.events import Event, Instruction
+from pearl.core.profile import RuntimeTracker
+from pearl.core.settings import PipelineSettings
+from pearl.core.tasks import TaskCursor
+from pearl.core.workload import EngineProfile, Profile
+from pearl.errors import UserError
+from pearl.profiles import load_architecture, load_gpu, load_profile, workload_profile
+from pearl.sim import availability
+from pearl.sim.cluster import Cluster, make_cluster
+from pearl.sim.durations import Durations
+from pearl.sim.engine import EngineOptions
+from pearl.sim.policies import POLICIES
+from pearl.sim.replay import Replay
+from pearl.sim.results import Results
+from pearl.sim.simulator import Models, Observer, Simulator
+from pearl.sim.trainer import ModelShape, TrainerModel
+from pearl.sim.workload import PRESETS, Workload
+
+TASKS = 4096
+NO_END = 1_000_000
+"""Steps: time ends the run, not they."""
+DURATIONS = {"qwen3-30b-a3b": Durations(prepare_s=67.06, finalise_s=17.89, activate_s=6.09, deactivate_s=4.38)}
+"""By model, where the source has others than Qwen3-8B's."""
+ATTENTION_WIDTH = {"qwen3-30b-a3b": 4096}
+"""By model, where it is not the model's width."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """The defaults are the source's testbed and batch."""
+
+    policy: str = "pearl"
+    model: str = "qwen3-8b"
+    gpu: str = "h800"
+    gpus_per_worker: int = 2
+    training_gpus: int = 16
+    reserved_gpus: int = 4
+    preemptible_gpus: int = 12
+    """At most."""
+    trace: str = "moderate-volatile"
+    """One of `availability.GENERATED`, "none", or a file."""
+    trace_start_s: float = 0.0
+    notice_s: float | None = 30.0
+    workload: str = "swe"
+    """One of `PRESETS`, or a run directory."""
+    hours: float = 2.0
+    seed: int = 0
+    batch: int = 64
+    group_size: int = 16
+    staleness: int = 1
+    max_tokens: int = 32_768
+    options: EngineOptions = field(default_factory=EngineOptions)
+
+    @property
+    def gpus(self) -> int:
+        return self.training_gpus + self.reserved_gpus + self.preemptible_gpus
+
+    @classmethod
+    def of_size(cls, gpus: int, **changes: Any) -> Scenario:
+        """In the source's proportions: half train, an eighth is reserved, a batch has two trajectories for each GPU."""
+        worker = changes.get("gpus_per_worker", 2)
+        if gpus < 8 * worker:
+            raise UserError(f"{gpus} GPUs are too few", f"Take {8 * worker} or more, for workers of {worker}")
+        training = gpus // 2 // worker * worker
+        reserved = gpus // 8 // worker * worker
+        group = changes.get("group_size", 16)
+        batch = max(1, round(2 * gpus / group)) * group
+        sizes = {
+            "training_gpus": training,
+            "reserved_gpus": reserved,
+            "preemptible_gpus": gpus - training - reserved,
+            "batch": batch,
+        }
+        return cls(**{**sizes, **changes})
+
+    def check(self) -> None:
+        """Raises UserError for the first thing that cannot be."""
+        if self.policy not in POLICIES:
+            raise UserError(f"no policy {self.policy!r}", f"There are: {', '.join(POLICIES)}")
+        if self.batch < self.group_size or self.batch % self.group_size:
+            raise UserError(
+                f"a batch of {self.batch} trajectories is not made of groups of {self.group_size}",
+                f"Take a multiple of {self.group_size}",
+            )
+        if self.group_size < 2:
+            raise UserError("a group of one has no advantage", "Take a group size of 2 or more")
+        if self.hours <= 0:
+            raise UserError(f"nothing happens in {self.hours:g} hours", "Take a positive time")
+        for name in ("training_gpus", "reserved_gpus", "preemptible_gpus"):
+            if getattr(self, name) % self.gpus_per_worker:
+                raise UserError(
+                    f"{name} = {getattr(self, name)} does not divide into workers of {self.gpus_per_worker}",
+                    "Take a multiple",
+                )
+        if not self.reserved_gpus or not self.training_gpus:
+            raise UserError("reserved and training GPUs are needed", f"Give at least {self.gpus_per_worker} of each")
+
+    def availability(self) -> availability.Availability:
+        most = self.preemptible_gpus
+        if self.trace == "none" or not most:
+            return [(0.0, 0)]
+        if self.trace in availability.GENERATED:
+            return availability.generate(self.trace, most, self.gpus_per_worker, self.hours * 3600, self.seed)
+        return availability.read(Path(self.trace), most, self.gpus_per_worker, self.trace_start_s)
+
+    def cluster(self) -> Cluster:
+        return make_cluster(
+            training_gpus=self.training_gpus,
+            reserved_gpus=self.reserved_gpus,
+            availability=self.availability(),
+            gpus_per_slot=self.gpus_per_worker,
+            notice_s=self.notice_s,
+            seed=self.seed,
+        )
+
+    def make_workload(self) -> Workload:
+        if self.workload in PRESETS:
+            return replace(PRESETS[self.workload], seed=self.seed)
+        if Path(self.workload).is_dir():
+            return Replay(Path(self.workload))
+        raise UserError(f"no workload {self.workload!r}", f"Give a run directory, or one of {', '.join(PRESETS)}")
+
+    def models(self) -> Models:
+        architecture = load_architecture(self.model)
+        routed = architecture.parameters - architecture.dense_parameters
+        shape = ModelShape(
+            self.model,
+            architecture.parameters,
+            architecture.dense_parameters + routed * architecture.expert_share,
+            architecture.layers,
+            ATTENTION_WIDTH.get(self.model, architecture.hidden),
+            architecture.bytes_per_parameter,
+        )
+        trainer = TrainerModel(shape, self.training_gpus, load_gpu(self.gpu).flops)
+        engine = load_profile(self.model, self.gpu, self.gpus_per_worker)
+        return Models(engine, trainer, DURATIONS.get(self.model, Durations()), self.options)
+
+    def pipeline(self, engine: EngineProfile) -> PipelineSettings:
+        return PipelineSettings(
+            steps=NO_END,
+            groups_per_batch=self.batch // self.group_size,
+            group_size=self.group_size,
+            max_staleness_steps=self.staleness,
+            in_drawn_order=True,
+            abort_on_update=True,
+            max_response_tokens=self.max_tokens,
+            max_trajectory_tokens=self.max_tokens,
+            max_concurrent_trajectories=NO_END,
+            requests_per_worker=engine.max_running_requests,
+            sample_attempts=3,
+            min_group_size=2,
+            quarantine_after=3,
+            worker_restarts=NO_END,
+            kv_tokens_per_worker=engine.kv_capacity_tokens,
+        )
+
+
+class Shown:
+    """Shows a tracker the instructions; the schedulers show it the events."""
+
+    def __init__(self, tracker: RuntimeTracker) -> None:
+        self.tracker = tracker
+
+    def saw(self, now: float, entry: Event | Instruction) -> None:
+        if isinstance(entry, Instruction):
+            self.tracker.observe(entry, now)
+
+
+def simulate(
+    scenario: Scenario, observers: Iterable[Observer] = (), *, validate: bool = False
+) -> tuple[dict[str, Any], Simulator]:
+    """Play it; the numbers of the JSON output, and the simulator as it is at the end.
+
+    Raises UserError for what cannot be simulated.
+    """
+    scenario.check()
+    began = time.perf_counter()
+    models, cluster, workload = scenario.models(), scenario.cluster(), scenario.make_workload()
+    prior = Profile(
+        models.engine, workload_profile(PRESETS["swe"], batch=scenario.batch, group_size=scenario.group_size)
+    )
+    machine, tracker = POLICIES[scenario.policy].machine(
+        scenario.pipeline(models.engine), TaskCursor(TASKS, scenario.seed), prior, models.options
+    )
+    results = Results(scenario.group_size)
+    simulator = Simulator(
+        machine,
+        cluster,
+        models,
+        workload,
+        seed=scenario.seed,
+        observers=[Shown(tracker), results, *observers],
+        validate=validate,
+    )
+    end = simulator.run(scenario.hours * 3600)
+    simulated_s = simulator.clock.now if end else scenario.hours * 3600
+    open_samples = sum(not m.ended for group in machine.pipeline.groups.values() for m in group.members)
+    summary = {
+        "policy": scenario.policy,
+        "gpus": scenario.gpus,
+        "seed": scenario.seed,
+        "wall_s": round(time.perf_counter() - began, 2),
+        "simulated_s": round(simulated_s, 1),
+        "events": simulator.totals.events,
+        **results.summary(),
+        "tokens_lost": simulator.totals.tokens_lost,
+        "trajectories_lost": results.drawn_samples - results.ended_samples - open_samples,
+        "ended": _ended(end),
+    }
+    return summary, simulator
+
+
+def _ended(end: ev.FinishRun | None) -> str:
+    return "time is over" if end is None else f"{'failed' if end.failed else 'done'}: {end.reason}"
