@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from pearl.core import events as ev
-from pearl.core.events import Event
+from pearl.core.events import Event, Instruction
 from pearl.core.layout import Layout, Role
 from pearl.core.pipeline import Pipeline
 from pearl.core.plan import Cost, Plan, minimal_change
@@ -29,7 +29,7 @@ from pearl.core.workload import Profile
 class Tracker(Protocol):
     """See `pearl.core.profile.RuntimeTracker`."""
 
-    def observe(self, event: Event, now: float) -> None: ...
+    def observe(self, entry: Event | Instruction, now: float) -> None: ...
 
     def profile(self) -> Profile: ...
 
@@ -174,10 +174,10 @@ class Elastic:
             self.rebuilder.cancel(expansion, worker, f"{worker.name}: {reason}", now)
         self.fleet.ungroup(worker)
         if worker.overlap:
-            self.toggle.gone(worker, now)
+            self.toggle.gone(now)
         elif worker.goal is Goal.SERVING:
             self.rebuilder.expand([worker], "restarted", now)
-        else:
+        if worker.goal is Goal.AWAY:
             self.rebuilder.gone(worker, now)
         self.left([worker.name], "loss", now)
 
@@ -255,6 +255,8 @@ class Elastic:
         """They drain, change and begin to serve together, so that no half of a pair is flooded before the others."""
         if not plan.changed:
             return
+        for old in self._switches.keys() - self.fleet.groups.keys():
+            del self._switches[old]  # all of its workers left or were switched again
         number = self.next_number()
         for name in plan.changed:
             self.fleet.assign(self.fleet.workers[name], plan.roles[name])

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pearl.core import events as ev
 from pearl.core.events import Instruction
 from pearl.core.gpus import Owner, TrainingGpus
-from pearl.core.layout import Role, SlotInfo
+from pearl.core.layout import Role, SlotInfo, Zone
 from pearl.core.routing import Choice, Router
 from pearl.core.state import Activity, Awaited, Goal, WorkerSlot, WorkerTable
 from pearl.core.trajectory import TrajectoryId
@@ -255,6 +255,11 @@ class Fleet:
             self._gone(worker, reason, now)
         self.ungroup(worker)
         return self._hopeless(worker, reason)
+
+    def blames(self, name: str) -> bool:
+        """Whether an engine that died may have died of what it was doing, and not of us or of the cloud."""
+        worker = self.workers[name]
+        return worker.info.zone is not Zone.PREEMPTIBLE and worker.goal is Goal.SERVING
 
     def _hopeless(self, worker: WorkerSlot, reason: str) -> str | None:
         if worker.goal is not Goal.AWAY or self.may_grow:

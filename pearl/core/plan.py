@@ -54,8 +54,9 @@ def minimal_change(
             names.sort(key=lambda name: (cost.get(name, (0, 0)), name))
             surplus += names[:spare]
     added = tuple(joiners[: max(0, target.workers - len(staying))])
-    removed = surplus[len(deficits) - len(added) :]  # whoever is left of the surplus when every deficit is filled
     changed = surplus[: len(deficits) - len(added)]
-    roles = {name: role for name, role in staying.items() if name not in set(surplus)}
+    removed = surplus[len(changed) :]  # whoever is left of the surplus when every deficit is filled
+    left = frozenset(surplus)
+    roles = {name: role for name, role in staying.items() if name not in left}
     roles.update(zip([*changed, *added], deficits, strict=True))
     return Plan(added, tuple(sorted({*removed, *(leaving & present.keys())})), roles, tuple(sorted(changed)))

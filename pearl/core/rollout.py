@@ -157,7 +157,7 @@ class Rollout:
         if event.finish is FinishReason.FAILED:
             self.discard(attempt, f"generation failed: {event.reason}", infrastructure=False)
         elif event.finish in (FinishReason.ABORT, FinishReason.LOST) and self.room(attempt) > 0:
-            attempt.losses += event.finish is FinishReason.LOST
+            attempt.losses += event.finish is FinishReason.LOST and self.fleet.blames(event.worker)
             if attempt.losses > LOSSES_PER_TRAJECTORY:
                 self.discard(attempt, f"{attempt.losses} engines died under it: {event.reason}", infrastructure=False)
             else:

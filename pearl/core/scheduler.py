@@ -23,8 +23,9 @@ class Scheduler:
         pipeline, elastic = self.pipeline, self.elastic
         if pipeline.finished:
             return []
-        if elastic.tracker is not None:
-            elastic.tracker.observe(event, now)
+        tracker = elastic.tracker
+        if tracker is not None:
+            tracker.observe(event, now)
         pipeline.absorb(event, now)
         if not pipeline.finished:
             elastic.absorb(event, now)
@@ -32,7 +33,11 @@ class Scheduler:
         if not pipeline.finished:
             elastic.follow(now)
         pipeline.roll_out()
-        return pipeline.taken()
+        out = pipeline.taken()
+        if tracker is not None:
+            for instruction in out:
+                tracker.observe(instruction, now)
+        return out
 
     def validate(self) -> None:
         """Raise AssertionError where the state contradicts itself."""

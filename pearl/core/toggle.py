@@ -48,7 +48,8 @@ class Toggle:
         self.cold_start = Average(self.settings.preparation_prior_s, factor)
         """Borrowing with an engine to be started."""
         self._cold = False
-        self._forced = False
+        self._whole = False
+        """The borrowing got as far as admission, and nothing has gone wrong since: its return is worth measuring."""
         self._offloading = False
         """Of a return: the trainer was still releasing when it began."""
 
@@ -108,7 +109,7 @@ class Toggle:
     def _borrow(self, workers: list[WorkerSlot], reason: str, now: float) -> None:
         self.phase, self.since_s, self.number = Phase.LEAVING, now, self.elastic.next_number()
         self.slots = tuple(w.name for w in workers)
-        self._cold = any(not w.running for w in workers)
+        self._cold, self._whole = any(not w.running for w in workers), False
         self.fleet.gpus.trainer_leaves(self.slots)
         self.fleet.emit(ev.OffloadTrainer(self.slots))
         self._record("borrow", "began", reason, now)
@@ -134,11 +135,11 @@ class Toggle:
 
     def admitted(self, now: float) -> None:
         (self.cold_start if self._cold else self.borrowing).add(now - self.since_s)
+        self._whole = True
         self._record("borrow", "admitted", "", now)
 
-    def gone(self, worker: WorkerSlot, now: float) -> None:
+    def gone(self, now: float) -> None:
         """An overlap engine is lost or was ended; it starts again when its GPUs are lent the next time."""
-        self.fleet.ungroup(worker)
         lent = [name for name in self.slots if self.fleet.workers[name].goal is Goal.SERVING]
         if self.phase is Phase.LENT and not lent:
             self.give_back("no engine is left on it", now)
@@ -152,7 +153,7 @@ class Toggle:
             self._record("borrow", "cancelled", reason, now)
         self._offloading = self.phase is Phase.LEAVING
         self.elastic.forget(self.number)
-        self.phase, self.since_s, self.number, self._forced = Phase.RETURNING, now, self.elastic.next_number(), False
+        self.phase, self.since_s, self.number = Phase.RETURNING, now, self.elastic.next_number()
         self._record("return", "began", reason, now)
         for name in self.slots:
             worker = self.fleet.workers[name]
@@ -169,7 +170,7 @@ class Toggle:
         for name in self.slots:
             worker = self.fleet.workers[name]
             if worker.running and worker.activity is not Activity.INACTIVE:
-                self._forced = True
+                self._whole = False
                 self._record("return", "forced", f"{name} is {worker.activity} at the deadline", now)
                 self.fleet.stop(worker, "its GPUs go back to training, and the deadline has passed")
 
@@ -179,12 +180,12 @@ class Toggle:
     def trainer_lost(self, now: float) -> None:
         """Its restart needs all GPUs. What it was releasing or reloading is gone with it."""
         self.give_back("the trainer was lost", now)
-        self._offloading = False
+        self._offloading = self._whole = False
 
     def _progress(self, now: float) -> bool:
         gpus = self.fleet.gpus
         if gpus.trainer_home:
-            if not self._forced:
+            if self._whole:
                 self.returning.add(now - self.since_s)
             self._record("return", "done", "", now)
             self.phase, self.slots = Phase.HOME, ()

@@ -30,7 +30,7 @@ WORKLOAD = WorkloadProfile((TurnShape(1.0, 10.0, 10.0, 1.0, 0.0),) * 3, 3.0, 10.
 class FixedProfile:
     """A tracker that has always known."""
 
-    def observe(self, event: Event, now: float) -> None:
+    def observe(self, entry: Event | Instruction, now: float) -> None:
         pass
 
     def profile(self) -> Profile:
