@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from pearl.core.layout import Layout
 from pearl.core.makespan import Layouts, Seconds, layout_array
-from pearl.core.workload import EngineProfile, Profile, WorkloadProfile
+from pearl.core.workload import Profile, WorkloadProfile
 
 Grid = NDArray[np.float64]
 """Shape (layouts, turns), or what broadcasts to it."""
@@ -34,6 +34,13 @@ Grid = NDArray[np.float64]
 PASSES = 3
 """Of memory, batch and mixture, which hang on C, which hangs on them."""
 NEWTON = 4
+MOVED_AT_MOST = 0.38
+MOVED_HALF = 1.8
+MOVED_POWER = 1.6
+"""Turns that `pearl.core.routing` sends to another worker than the one with the prefix, as a function of how unevenly
+requests are in flight. Fitted to simulated batches: within 2 percentage points."""
+MARGIN = 1.45
+CLIFF = 1.5
 TURN_BINS = 10
 """Neighbouring turns are computed as one, so that long trajectories cost no more than short ones."""
 
@@ -46,6 +53,8 @@ class DrainAware:
     """A decode worker keeps a trajectory's KV for its next turn, so that only the new part crosses."""
     prefill_keeps_response: bool = False
     """A response's KV gets back to the prefill worker; if not, the next turn computes it again."""
+    chunk_tokens: int = 8192
+    """Prompt tokens of one prefill iteration at most: prompts that wait together share its fixed cost."""
     bubble: bool = True
     """Off: all trajectories decode all the time."""
     capacity: bool = True
@@ -117,7 +126,10 @@ class _Batch:
         self.whole = ((prefill > 0) == (decode > 0)) & (prefill + decode + colocated > 0)
         self.has_pair, self.has_colocated = decode > 0, colocated > 0
         self.prompt = self.turns.new[0]
-        self.shared = self.prompt * profile.workload.prompt_hit_rate
+        group = max(1.0, profile.workload.group_size)
+        self.shared_alone, self.shared_pair, self.shared_decode = (
+            self.prompt * np.maximum(0.0, 1.0 - side / group) for side in (self.colocated, self.prefill, self.decode)
+        )
         self.hit = np.where(self.turns.first, 0.0, profile.workload.prefix_hit_rate if model.cache else 0.0)
 
     def makespans(self) -> Seconds:
@@ -146,25 +158,33 @@ class _Batch:
         load = np.maximum(1.0, live / self.colocated)
         others = load - 1.0
         miss = np.zeros_like(load)
+        most = np.maximum(1.0, np.minimum(load, self.model.chunk_tokens / t.new))
+        together = np.ones_like(load)
         decoding = load
         response = np.zeros_like(load)
         for _ in range(PASSES):
-            work = self._prefill_s(t.new, t.context, miss) + e.turn_overhead_s
+            compute = self._prefill_s(t.new, t.context, miss, self.shared_alone)
+            start = e.prefill_fixed_s + e.turn_overhead_s
+            work = compute + start
             fixed, each = self._decode_costs(decoding)
-            ahead = others * work if self.model.queueing else np.zeros_like(work)
+            ahead = others * (compute + start / together) if self.model.queueing else np.zeros_like(work)
             stations = [(work, ahead), (t.response * (fixed + each), ahead + others * t.response * each)]
             cycle = self._cycle(t.environment_s, stations)
             if self.model.capacity:
                 active = e.kv_capacity_tokens / (t.context + t.new + t.response)
                 slots = np.minimum(np.maximum(1.0, active), e.max_running_requests)
                 at_once = np.minimum(load, slots)
-                busy = at_once * work + t.response * (fixed + each * at_once)
-                cycle = np.maximum(cycle, load / at_once * busy + 0.0 * t.environment_s)
+                busy = at_once * (compute + start / together) + t.response * (fixed + each * at_once)
+                cycle = np.maximum(cycle, load / at_once * busy)
             # The first turn comes all at once: nobody's environment hides anybody's prefill.
-            burst = load * work + t.response * (fixed + each * load) + t.environment_s
+            burst = load * (compute + start / most) + t.response * (fixed + each * load) + t.environment_s
             cycle = np.where(t.first, np.maximum(cycle, burst), cycle)
             response = cycle - t.environment_s
-            miss = self._miss(load, response / cycle, t.context + t.new + t.response, t.context)
+            rate = others / cycle
+            arrivals = rate * (start + fixed + each * decoding) / np.maximum(1.0 - rate * compute, 0.1)
+            together = np.minimum(most, 1.0 + arrivals)
+            evicted = self._evicted(load, t.context + t.new + t.response, self.shared_alone)
+            miss = 1.0 - (1.0 - evicted) * (1.0 - self._moved(load, load * response / cycle, self.colocated))
             decode_s = response - work
             decoding = 1.0 + others * np.clip(decode_s / cycle, 0.0, 1.0) if self.model.bubble else load
         return response
@@ -175,16 +195,21 @@ class _Batch:
         on_prefill, on_decode = (np.maximum(1.0, live / side) for side in (self.prefill, self.decode))
         again = np.zeros_like(t.before) if self.model.prefill_keeps_response else t.before
         new, known = t.new + again, np.maximum(t.context - again, 0.0)
-        miss = np.zeros_like(on_prefill)
+        miss = moved = np.zeros_like(on_prefill)
+        most = np.maximum(1.0, np.minimum(on_prefill, self.model.chunk_tokens / new))
+        together = np.ones_like(on_prefill)
         decoding = on_decode
         response = np.zeros_like(on_decode)
         for _ in range(PASSES):
-            work = self._prefill_s(new, known, miss)
-            crossing = np.where(self.model.decode_keeps_kv & ~t.first, t.new + again, t.context + t.new)
+            compute = self._prefill_s(new, known, miss, self.shared_pair)
+            work = compute + e.prefill_fixed_s
+            crossing = t.context + t.new
+            if self.model.decode_keeps_kv:
+                crossing = moved * crossing + (1.0 - moved) * t.new
             transfer = e.transfer_latency_s + crossing * e.kv_bytes_per_token / e.transfer_bytes_per_s
             fixed, each = self._decode_costs(decoding)
             queueing = 1.0 if self.model.queueing else 0.0
-            ahead = [queueing * (on_prefill - 1.0) * seconds for seconds in (work, transfer)]
+            ahead = [queueing * (on_prefill - 1.0) * s for s in (compute + e.prefill_fixed_s / together, transfer)]
             own = t.response * (fixed + each)
             stations = [(work, ahead[0]), (transfer, ahead[1]), (own, (on_decode - 1.0) * t.response * each)]
             cycle = self._cycle(t.environment_s, stations)
@@ -194,25 +219,36 @@ class _Batch:
                 at_once = np.minimum(on_decode, slots)
                 busy = transfer + t.response * (fixed + each * at_once)
                 cycle = np.maximum(cycle, on_decode / at_once * busy)
-            burst = on_prefill * work + transfer + t.response * (fixed + each * on_decode) + t.environment_s
+            burst = (
+                on_prefill * (compute + e.prefill_fixed_s / most)
+                + transfer
+                + t.response * (fixed + each * on_decode)
+                + t.environment_s
+            )
             cycle = np.where(t.first, np.maximum(cycle, burst), cycle)
             response = cycle - t.environment_s
-            miss = self._miss(on_prefill, work / cycle, t.context + t.new, known)
+            rate = (on_prefill - 1.0) / cycle
+            arrivals = rate * e.prefill_fixed_s / np.maximum(1.0 - rate * compute, 0.1)
+            together = np.minimum(most, 1.0 + arrivals)
+            on_link = response - own * cycle / np.maximum(cycle - (on_decode - 1.0) * t.response * each, 1e-9)
+            evicted = self._evicted(on_prefill, t.context + t.new, self.shared_pair)
+            miss = 1.0 - (1.0 - evicted) * (1.0 - self._moved(on_prefill, on_prefill * on_link / cycle, self.prefill))
+            dropped = self._evicted(on_decode, t.context + t.new + t.response, self.shared_decode)
+            moved = 1.0 - (1.0 - dropped) * (1.0 - self._moved(on_decode, on_decode * response / cycle, self.decode))
             decoding = 1.0 + (on_decode - 1.0) * np.clip(own / cycle, 0.0, 1.0) if self.model.bubble else on_decode
         return response
 
     # --- their parts ------------------------------------------------------------------------------
 
-    def _prefill_s(self, new: Grid, known: Grid, miss: Grid) -> Grid:
-        """Compute of a turn's prefill, found prefixes and lost ones in their proportion."""
-        e = self.engine
-        first = np.where(self.turns.first, self.shared, 0.0)
+    def _prefill_s(self, new: Grid, known: Grid, miss: Grid, shared: Grid) -> Grid:
+        """Compute of a turn's prefill without the fixed cost, found prefixes and lost ones in their proportion."""
+        first = np.where(self.turns.first, shared, 0.0)
         warm = self._prefill_cost(new - first, known + first)
-        lost = np.minimum(self.shared, known)
+        lost = np.minimum(shared, known)
         cold = self._prefill_cost(new - first + known - lost, first + lost)
         hit = self.hit * (1.0 - miss)
         found = np.where(self.turns.first, 1.0, hit)
-        return e.prefill_fixed_s + found * warm + (1.0 - found) * cold
+        return found * warm + (1.0 - found) * cold
 
     def _prefill_cost(self, new: Grid, known: Grid) -> Grid:
         e = self.engine
@@ -230,16 +266,22 @@ class _Batch:
         slope = -e.expert_fixed_s * np.log1p(-e.expert_share) * left
         return fixed + e.expert_fixed_s * (1.0 - left) - slope * decoding, each + slope
 
-    def _miss(self, load: Grid, active: Grid, held: Grid, kept: Grid) -> Grid:
-        """Share of the prefixes that are evicted before their trajectory comes back."""
+    def _evicted(self, load: Grid, held: Grid, shared: Grid) -> Grid:
+        """Share of the prefixes of `load` trajectories of `held` tokens that are gone when their trajectory comes back.
+
+        Turns come round almost in a circle, where evicting the least recently used one is the worst there is: a little
+        too many and each evicts the next. And batches differ, and a cliff is not to be met on average.
+        """
         if not self.model.capacity:
             return np.zeros_like(load)
-        capacity = float(self.engine.kv_capacity_tokens)
-        own = np.maximum(kept - self.shared, 1.0)
-        pinned = load * np.clip(active, 0.0, 1.0) * held
-        room = np.maximum(0.0, capacity - pinned)
-        wanted = np.maximum(load * np.clip(1.0 - active, 0.0, 1.0) * own, 1e-9)
-        return np.clip(1.0 - room / wanted, 0.0, 1.0)
+        wanted = MARGIN * load * np.maximum(held - shared, 1.0)
+        return np.clip(CLIFF * (1.0 - self.engine.kv_capacity_tokens / wanted), 0.0, 1.0)
+
+    def _moved(self, load: Grid, in_flight: Grid, workers: Grid) -> Grid:
+        """Share of the turns that go where their prefix is not. What moves them is the unevenness of the requests in
+        flight; of `load` trajectories a worker each is in flight or not, which has the variance of the binomial law."""
+        power = np.maximum(in_flight * (1.0 - in_flight / load), 0.0) ** MOVED_POWER
+        return MOVED_AT_MOST * (1.0 - 1.0 / workers) * power / (power + MOVED_HALF**MOVED_POWER)
 
     def _cycle(self, delay: Grid, stations: list[tuple[Grid, Grid]]) -> Grid:
         """C = delay + Σ α·C/(C - q), by Newton's method from below; concave, so it never passes the root."""

@@ -30,8 +30,8 @@ from pearl.core.workload import EngineProfile, Profile
 class TrackerSettings:
     step_retention: float = 0.7
     """What the workload of a step still counts one step later; 0.7 remembers some three steps."""
-    slowest_weight: float = 0.3
-    """Weight of the newest batch in the moving average of S, its longest trajectory's turns."""
+    batch_weight: float = 0.3
+    """Weight of the newest batch in the moving averages of S, its longest trajectory's turns, and of the group size."""
     prior_live_s: float = 60.0
     """Seconds of trajectories' lives that weigh as much as the prior's bubble ratio."""
     prior_context_tokens: float = 20_000.0
@@ -42,8 +42,6 @@ class TrackerSettings:
 class _Live:
     """What is known of one live trajectory."""
 
-    prompt: int
-    """Its first prompt."""
     since: float
     """Time up to which its life is accounted for."""
     turn: int = 0
@@ -82,7 +80,7 @@ class RuntimeTracker:
         """Turns of trajectories that ended."""
         self.decoding = Ratio(1.0 / (1.0 + work.bubble_ratio), self.settings.prior_live_s)
         self.prefix_hits = Ratio(work.prefix_hit_rate, self.settings.prior_context_tokens)
-        self.prompt_hits = Ratio(work.prompt_hit_rate, self.settings.prior_context_tokens)
+        self.group_size = work.group_size
         self.slowest_turns = work.slowest_turns
         self.batches = 0
         self._live: dict[TrajectoryId, _Live] = {}
@@ -123,7 +121,7 @@ class RuntimeTracker:
     # --- a trajectory's life ----------------------------------------------------------------------
 
     def _opened(self, event: ev.EnvironmentOpened, now: float) -> None:
-        self._live[event.trajectory] = _Live(event.prompt_tokens, now, new=event.prompt_tokens)
+        self._live[event.trajectory] = _Live(now, new=event.prompt_tokens)
 
     def _generate(self, i: ev.Generate, now: float) -> None:
         if live := self._live.get(i.trajectory):
@@ -205,12 +203,13 @@ class RuntimeTracker:
     def _train(self, i: ev.TrainBatch, now: float) -> None:
         turns = [self._turns.pop(trajectory, 0) for group in i.groups for trajectory in group]
         if longest := max(turns, default=0):
-            weight = 1.0 if not self.batches else self.settings.slowest_weight
+            weight = 1.0 if not self.batches else self.settings.batch_weight
             self.slowest_turns += weight * (longest - self.slowest_turns)
+            self.group_size += weight * (len(turns) / len(i.groups) - self.group_size)
             self.batches += 1
 
     def _trained(self, event: ev.BatchTrained, now: float) -> None:
-        for part in (self.curve, self.decoding, self.prefix_hits, self.prompt_hits):
+        for part in (self.curve, self.decoding, self.prefix_hits):
             part.decay(self.settings.step_retention)
         for histogram in (self.environment_times, self.turn_counts):
             histogram.decay(self.settings.step_retention)
@@ -234,14 +233,14 @@ class RuntimeTracker:
             self.transfer.add((t.transfer_bytes, 0.0), (1.0, t.transfer_bytes), t.transfer_s)
 
     def _count_hits(self, live: _Live, t: TurnTelemetry) -> None:
-        """A prefix that is where it was left counts as found: what capacity costs, the makespan model predicts."""
-        if t.cached_tokens < 0:
+        """What capacity and routing cost, the makespan model predicts: a prefix that is where it was left counts as
+        found, and one whose trajectory moved does not count. So this is what new weights and restarts cost."""
+        if t.cached_tokens < 0 or not live.context:
             return
-        if not live.turn:
-            self.prompt_hits.add(min(t.cached_tokens, live.prompt), live.prompt)
-        elif live.context:
-            stayed = live.asked == live.prefix_at
-            self.prefix_hits.add(live.context if stayed else min(t.cached_tokens, live.context), live.context)
+        stayed, same_weights = live.asked[:2] == live.prefix_at[:2], live.asked[2] == live.prefix_at[2]
+        if same_weights and not stayed:
+            return
+        self.prefix_hits.add(live.context if same_weights else min(t.cached_tokens, live.context), live.context)
 
     # --- the profile ------------------------------------------------------------------------------
 
@@ -258,7 +257,7 @@ class RuntimeTracker:
             "environment_s_per_turn": seen,
             "bubble_ratio": self.decoding.confidence,
             "prefix_hit_rate": hits,
-            "prompt_hit_rate": self.prompt_hits.confidence,
+            "group_size": self.batches / (self.batches + 1.0),
             "prefill": self.prefill.confidence,
             "decode": self.decode.confidence,
             "transfer": self.transfer.confidence,
@@ -272,7 +271,7 @@ class RuntimeTracker:
             response_tokens_per_turn=self.curve.mean(RESPONSE),
             bubble_ratio=(1.0 - decoding) / decoding,
             prefix_hit_rate=self.prefix_hits.value,
-            prompt_hit_rate=self.prompt_hits.value,
+            group_size=self.group_size,
             environment_s_per_turn=self.curve.mean(ENVIRONMENT),
             confidence=confidence,
         )

@@ -17,7 +17,8 @@ from pearl.core.workload import TurnShape
 PRIOR_TRAJECTORIES = 4.0
 """Measured turns that weigh as much as the prior; its weight then falls faster than theirs grows."""
 END_WEIGHT = 0.05
-"""Of the prior's belief that everything ends with its last turn: it decides where nothing was seen, and no more."""
+"""Of the prior behind its last turn, where it says that all has ended and nothing changes: it decides where nothing was
+seen, and no more."""
 LEAST_SURVIVORS = 1e-3
 """The curve ends where fewer are left, unless the measured ones go further."""
 NEW, RESPONSE, CONTEXT, ENVIRONMENT = range(4)
@@ -93,6 +94,7 @@ class SurvivorCurve:
         prior[: len(self._means)] = self._means
         prior[len(self._means) :] = self._means[-1]
         weight = PRIOR_TRAJECTORIES**2 / (self.counts + PRIOR_TRAJECTORIES)
+        weight[len(self._means) :] *= END_WEIGHT
         result: NDArray[np.float64] = (self.sums + weight * prior) / (self.counts + weight)
         return result
 

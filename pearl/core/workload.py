@@ -72,9 +72,10 @@ class WorkloadProfile:
     bubble_ratio: float
     """θ = (1 - f)/f, f = time-weighted fraction of the live trajectories that are decoding."""
     prefix_hit_rate: float = 1.0
-    """Share of the context in front of a turn's new tokens that was found in the cache, where capacity allowed it."""
-    prompt_hit_rate: float = 0.0
-    """Share of the first prompt that was found in the cache: the members of a group share it."""
+    """Share of the context in front of a turn's new tokens that is found in the cache of the worker that had it, where
+    its capacity allows that: what new weights and restarts leave."""
+    group_size: float = 1.0
+    """Trajectories that share a first prompt, whose KV a worker computes and holds once."""
     environment_s_per_turn: float = 0.0
     confidence: dict[str, float] = field(default_factory=dict)
     """Per field, and of the engine's prefill, decode and transfer costs: 0 = a prior, 1 = measured and steady."""

@@ -24,26 +24,21 @@ def load_workload(name: str) -> Workload:
 
 
 def workload_profile(
-    workload: Workload, *, batch: int, workers: int, group_size: int = 16, max_tokens: int = 32_768
+    workload: Workload, *, batch: int, group_size: int = 16, max_tokens: int = 32_768
 ) -> WorkloadProfile:
-    """Of batches of `batch` trajectories on `workers` workers.
-
-    A group's members share their first prompt where they meet: of `group_size` members on N workers at random,
-    N·(1 - (1 - 1/N)^group_size) compute it. The bubble ratio is left at 0, because it hangs on the engine.
-    """
+    """Of batches of `batch` trajectories. The bubble ratio is left at 0, because it hangs on the engine."""
     curve = SurvivorCurve((TurnShape(1.0, 0.0, 0.0, 0.0, 0.0),))
     for group in range(GROUPS):
         for member in range(group_size):
             _play(curve, workload, TrajectoryId(group, member, 0), max_tokens)
     turns = curve.turns()
-    apart = workers * (1.0 - (1.0 - 1.0 / workers) ** group_size)
     return WorkloadProfile(
         turns=turns,
         slowest_turns=sum(1.0 - (1.0 - turn.survivors) ** batch for turn in turns),
         new_tokens_per_turn=curve.mean(NEW),
         response_tokens_per_turn=curve.mean(RESPONSE),
         bubble_ratio=0.0,
-        prompt_hit_rate=1.0 - apart / group_size,
+        group_size=float(group_size),
         environment_s_per_turn=curve.mean(ENVIRONMENT),
     )
 

@@ -176,6 +176,7 @@ class Batch:
         environment_s: float = 3.0,
         decode_s: float = 1.0,
         stay: bool = True,
+        flush: bool = False,
         train: bool = True,
         finish: bool = True,
     ) -> None:
@@ -186,10 +187,10 @@ class Batch:
             see(ev.EnvironmentOpened(trajectory, new), self.now)
             for k in range(count):
                 worker = "rollout-0" if stay else f"rollout-{k}"
-                see(ev.Generate(trajectory, worker, 1, 0, 500), self.now)
+                see(ev.Generate(trajectory, worker, 1, k if flush else 0, 500), self.now)
                 self.now += decode_s
                 context = k * (new + response)
-                cached = context if stay else 0
+                cached = context if stay and not flush else 0
                 sample = TurnTelemetry(context + new, cached, decode_s=decode_s)
                 see(ev.TurnGenerated(trajectory, worker, 1, response, 0, FinishReason.STOP, telemetry=sample), self.now)
                 see(ev.StepEnvironment(trajectory, "environment-0"), self.now)
@@ -220,6 +221,7 @@ def test_the_workload_of_a_batch_is_what_was_played() -> None:
     assert work.new_tokens_per_turn == pytest.approx(400, rel=0.02)
     assert work.response_tokens_per_turn == pytest.approx(100, rel=0.02)
     assert work.slowest_turns == 4
+    assert work.group_size == 32
     assert work.bubble_ratio == pytest.approx(3.0, rel=0.05)
     assert work.prefix_hit_rate == pytest.approx(1.0)
     assert work.final_context_tokens == pytest.approx(2.75 * 500, rel=0.03)
@@ -248,13 +250,15 @@ def test_a_workload_that_changes_is_followed_within_a_few_steps() -> None:
     assert work.slowest_turns > 5
 
 
-def test_a_prefix_that_was_left_behind_lowers_the_hit_rate_and_one_that_was_evicted_does_not() -> None:
-    moved, stayed = (RuntimeTracker(Profile(TRUE, WORK)) for _ in range(2))
+def test_prefixes_that_new_weights_flushed_lower_the_hit_rate_and_moved_or_evicted_ones_do_not() -> None:
+    kept, moved, flushed = (RuntimeTracker(Profile(TRUE, WORK)) for _ in range(3))
     for _ in range(10):
+        Batch(kept).play([4] * 64)
         Batch(moved).play([4] * 64, stay=False)
-        Batch(stayed).play([4] * 64, stay=True)
-    assert moved.profile().workload.prefix_hit_rate < 0.05
-    assert stayed.profile().workload.prefix_hit_rate == pytest.approx(1.0)
+        Batch(flushed).play([4] * 64, flush=True)
+    assert kept.profile().workload.prefix_hit_rate == pytest.approx(1.0)
+    assert moved.profile().workload.prefix_hit_rate == pytest.approx(1.0)
+    assert flushed.profile().workload.prefix_hit_rate < 0.05
 
 
 def test_an_interrupted_turn_is_one_turn() -> None:
