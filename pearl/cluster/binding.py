@@ -10,7 +10,8 @@ from pearl.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """`zone`: training, reserved (rollout) or environment; `devices`: GPU indices on this host, none on a CPU."""
+    """`zone`: training, reserved or preemptible (rollout), or environment; `devices`: GPU indices on this host, none
+    on a CPU."""
 
     slot: str
     zone: str

@@ -71,6 +71,7 @@ class ElasticityPlugin(SchedulerPlugin):
 
     async def close(self) -> None:
         self._watch.stop()
+        self.scheduler.handlers["register-worker"] = self._register
 
     async def register(self, comm: Comm, **message: Any) -> None:
         """Stands before Dask's own handler: a life that is over is refused."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from pathlib import Path
 
 
 class Odd:
@@ -37,3 +38,14 @@ class Odd:
 
     def thread(self) -> str:
         return threading.current_thread().name
+
+    async def hold(self, entered: str, until: str) -> None:
+        """Blocks the event loop until somebody writes to the pipe `until`; first writes to the pipe `entered`."""
+        Path(entered).write_text("here")
+        Path(until).read_text()
+
+    async def burn(self, entered: str, until: str) -> None:
+        """As `hold`, but computes in Python until the pipe `until` is removed."""
+        Path(entered).write_text("here")
+        while Path(until).exists():
+            sum(i * i for i in range(100_000))
