@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from pearl.core.events import Event, Instruction
 from pearl.core.profile import RuntimeTracker
 from pearl.core.settings import PipelineSettings
 from pearl.core.tasks import TaskCursor
-from pearl.core.workload import EngineProfile, Profile
+from pearl.core.workload import EngineProfile, Profile, WorkloadProfile
 from pearl.errors import UserError
 from pearl.profiles import load_architecture, load_gpu, load_profile, workload_profile
 from pearl.sim import availability
@@ -166,6 +167,12 @@ class Scenario:
         )
 
 
+@cache
+def _prior(batch: int, group_size: int) -> WorkloadProfile:
+    """What a tracker takes for granted before it has seen anything: the same whatever is simulated."""
+    return workload_profile(PRESETS["swe"], batch=batch, group_size=group_size)
+
+
 class Shown:
     """Shows a tracker the instructions; the schedulers show it the events."""
 
@@ -187,9 +194,7 @@ def simulate(
     scenario.check()
     began = time.perf_counter()
     models, cluster, workload = scenario.models(), scenario.cluster(), scenario.make_workload()
-    prior = Profile(
-        models.engine, workload_profile(PRESETS["swe"], batch=scenario.batch, group_size=scenario.group_size)
-    )
+    prior = Profile(models.engine, _prior(scenario.batch, scenario.group_size))
     machine, tracker = POLICIES[scenario.policy].machine(
         scenario.pipeline(models.engine), TaskCursor(TASKS, scenario.seed), prior, models.options
     )

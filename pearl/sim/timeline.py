@@ -113,7 +113,9 @@ class Timeline:
         self._to(i.worker, Doing.STARTING)
 
     def _role_switched(self, event: ev.RoleSwitched) -> None:
-        self.lanes[event.worker].role = event.role
+        lane = self.lanes[event.worker]
+        lane.role = event.role
+        lane.to(self.now, SERVING[event.role])
 
     def _worker_lost(self, event: ev.WorkerLost) -> None:
         lane = self.lanes.get(event.worker)
