@@ -157,8 +157,8 @@ class Elastic:
             return False
         gone, prepared, admitted = fleet.gone, fleet.prepared, fleet.admitted
         fleet.gone, fleet.prepared, fleet.admitted = [], [], []
-        for worker in gone:
-            self._gone(worker, now)
+        for worker, reason in gone:
+            self._gone(worker, reason, now)
         for number, names in admitted:
             self._admitted(number, names, now)
         for number in prepared:
@@ -168,8 +168,7 @@ class Elastic:
                 self.toggle.prepared(number, now)
         return True
 
-    def _gone(self, worker: WorkerSlot, now: float) -> None:
-        reason = worker.story[-1][2]
+    def _gone(self, worker: WorkerSlot, reason: str, now: float) -> None:
         if expansion := self.rebuilder.expansion_of(worker):
             self.rebuilder.cancel(expansion, worker, f"{worker.name}: {reason}", now)
         self.fleet.ungroup(worker)

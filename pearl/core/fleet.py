@@ -57,8 +57,8 @@ class Fleet:
         """Groups whose members are all loaded, for the Elastic Scheduler to open."""
         self.admitted: list[tuple[int, tuple[str, ...]]] = []
         """Groups that serve now, for the Elastic Scheduler to take note of."""
-        self.gone: list[WorkerSlot] = []
-        """Workers whose process is gone, for the Elastic Scheduler to take note of."""
+        self.gone: list[tuple[WorkerSlot, str]] = []
+        """Workers whose process is gone and why, for the Elastic Scheduler to take note of."""
         self._unsettled: dict[str, None] = {}
         self._pairs: dict[TrajectoryId, tuple[str, int, str, int]] = {}
         """Prefill worker and decode worker, with incarnations, of a request whose prefill half is not released."""
@@ -245,6 +245,8 @@ class Fleet:
             self.aim(worker, Goal.AWAY, f"its engine was lost {worker.restarts} times; the last time: {event.reason}")
         elif worker.overlap:
             self.aim(worker, Goal.ASLEEP, "its engine was lost")  # until its GPUs are lent again
+        else:
+            worker.why = event.reason
         return self._hopeless(worker, event.reason)
 
     def slot_lost(self, worker: WorkerSlot, reason: str, now: float) -> str | None:
@@ -274,7 +276,7 @@ class Fleet:
             self._load_ended(worker)
         worker.awaits = None
         worker.to(Activity.GONE, now, reason)
-        self.gone.append(worker)
+        self.gone.append((worker, reason))
         if worker.overlap:
             self.gpus.worker_left(worker.name)
         self.touch(worker)
