@@ -7,13 +7,14 @@ import hashlib
 import itertools
 import shutil
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from envs.errors import InfrastructureError
 from envs.sandbox.bubblewrap import BubblewrapSandbox, write_image
 from envs.sandbox.folder import OwnedFolder, default_directory, sweep
 from envs.sandbox.mounts import Mounts
+from envs.sandbox.protocol import Entry, SandboxImage
 from envs.sandbox.user import SandboxUser, find_interpreter
 from pearl.config.environment import SandboxConfig
 from pearl.errors import UserError
@@ -95,10 +96,15 @@ class BubblewrapBackend:
             raise _unusable(result.output.strip() or f"exit code {result.exit_code}")
 
     async def create(self, files: Mapping[str, bytes]) -> BubblewrapSandbox:
+        return self._make(lambda: self._image(files), {})
+
+    async def create_from(self, image: SandboxImage, changes: Mapping[str, Entry] | None = None) -> BubblewrapSandbox:
+        return self._make(lambda: image, changes or {})
+
+    def _make(self, lower: Callable[[], Path | SandboxImage], changes: Mapping[str, Entry]) -> BubblewrapSandbox:
         try:
-            image = self._image(files)
             folder = self._folder.path / f"{next(self._numbers)}"
-            sandbox = BubblewrapSandbox(folder, image, self._mounts, self._user, self._limits)
+            sandbox = BubblewrapSandbox(folder, lower(), self._mounts, self._user, self._limits, changes)
         except OSError as error:
             raise InfrastructureError(f"a sandbox cannot be made in {self._folder.path}: {error}") from error
         self._open.add(sandbox)

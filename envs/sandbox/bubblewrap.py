@@ -11,9 +11,9 @@ from pathlib import Path
 from envs.errors import InfrastructureError
 from envs.sandbox.command import Finished, Killed, run_bounded
 from envs.sandbox.folder import disk_use, remove_tree
-from envs.sandbox.layers import read_layers
+from envs.sandbox.layers import read_changes, read_layers, write_changes
 from envs.sandbox.mounts import Mounts
-from envs.sandbox.protocol import CommandResult, Entry, SandboxOverLimit
+from envs.sandbox.protocol import CommandResult, Entry, SandboxImage, SandboxOverLimit
 from envs.sandbox.user import SandboxUser
 from pearl.config.environment import SandboxConfig
 
@@ -24,24 +24,35 @@ CUT = "\n[... {} bytes cut ...]\n"
 class BubblewrapSandbox:
     """See `envs.sandbox.protocol.Sandbox`."""
 
-    def __init__(self, folder: Path, image: Path, mounts: Mounts, user: SandboxUser, limits: SandboxConfig) -> None:
-        self._folder, self._image = folder, image
+    def __init__(
+        self,
+        folder: Path,
+        lower: Path | SandboxImage,
+        mounts: Mounts,
+        user: SandboxUser,
+        limits: SandboxConfig,
+        changes: Mapping[str, Entry] | None = None,
+    ) -> None:
+        image = lower if isinstance(lower, SandboxImage) else None
+        self._folder, self._lower = folder, lower.tree if isinstance(lower, SandboxImage) else lower
         self._limits = limits
         self._upper, self._work, self._tmp = folder / "upper", folder / "work", folder / "tmp"
         folder.mkdir(mode=0o700)
         for layer in (self._upper, self._work, self._tmp):
             layer.mkdir(mode=0o755)
-        user.own(folder, self._upper, self._work, self._tmp)
-        self._argv = [*user.prefix(), *mounts.argv(image, self._upper, self._work, self._tmp)]
+        user.own(folder, self._upper, self._work, self._tmp, *write_changes(self._upper, changes or {}))
+        self._argv = [*user.prefix(), *mounts.argv(self._lower, self._upper, self._work, self._tmp, image)]
         self._busy = asyncio.Lock()
         self._running: asyncio.Task | None = None
         self._over = False
         self._end = asyncio.Lock()
         self._closed = self._removed = False
 
-    async def exec(self, command: str, *, timeout_s: float, stdin: bytes = b"") -> CommandResult:
+    async def exec(
+        self, command: str, *, timeout_s: float, stdin: bytes = b"", keep_bytes: int | None = None
+    ) -> CommandResult:
         finished, exit_code = await self._run(
-            ["/usr/bin/bash", "-c", command], timeout_s, self._limits.output_chars, stdin=stdin
+            ["/usr/bin/bash", "-c", command], timeout_s, keep_bytes or self._limits.output_chars, stdin=stdin
         )
         head = finished.output[: finished.head].decode(errors="replace")
         tail = finished.output[finished.head :].decode(errors="replace")
@@ -68,7 +79,13 @@ class BubblewrapSandbox:
         async with self._busy:
             if self._over:
                 raise SandboxOverLimit("the sandbox is full")
-            return await asyncio.to_thread(read_layers, self._image, self._upper, limit)
+            return await asyncio.to_thread(read_layers, self._lower, self._upper, limit)
+
+    async def diff(self, *, limit: int = 8 * MB) -> dict[str, Entry]:
+        async with self._busy:
+            if self._over:
+                raise SandboxOverLimit("the sandbox is full")
+            return await asyncio.to_thread(read_changes, self._lower, self._upper, limit)
 
     async def close(self) -> None:
         self._closed = True

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from envs.sandbox.protocol import Entry, SandboxOverLimit
@@ -39,6 +41,89 @@ def read_layers(lower: Path, upper: Path, limit: int) -> dict[str, Entry]:
                 also_below = name in below and stat.S_ISDIR(below[name].st_mode)
                 waiting.append((path, name in above, also_below))
     return found
+
+
+def read_changes(lower: Path, upper: Path, limit: int) -> dict[str, Entry]:
+    """What `upper` makes of `lower`, without `.git` at the top. Files that were only touched are left out.
+
+    Raises SandboxOverLimit beyond `limit` bytes or MAX_ENTRIES entries.
+    """
+    found: dict[str, Entry] = {}
+    room = limit
+    waiting = [""]
+    while waiting:
+        folder = waiting.pop()
+        above = _list(upper / folder)
+        if not folder:
+            above.pop(".git", None)
+        if folder and _is_opaque(upper / folder):
+            found.update((path, Entry("missing")) for path in _files(lower, folder))
+        for name, info in above.items():
+            path = f"{folder}/{name}" if folder else name
+            if _is_whiteout(info):
+                found.update((gone, Entry("missing")) for gone in _files(lower, path))
+                continue
+            if stat.S_ISDIR(info.st_mode):
+                if (lower / path).is_symlink() or (lower / path).is_file():
+                    found[path] = Entry("missing")
+                waiting.append(path)
+                continue
+            if (lower / path).is_dir() and not (lower / path).is_symlink():
+                found.update((gone, Entry("missing")) for gone in _files(lower, path))
+            entry = _read(upper / path, info, room)
+            room -= len(entry.data)
+            if info.st_mode & stat.S_IXUSR and entry.kind == "file":
+                entry = replace(entry, executable=True)
+            if entry.kind == "other" or not _is_same(lower / path, entry):
+                found[path] = entry
+            else:
+                found.pop(path, None)  # a directory that was made anew holds it again
+            if len(found) > MAX_ENTRIES:
+                raise SandboxOverLimit(f"more than {MAX_ENTRIES} entries were changed")
+    return found
+
+
+def write_changes(upper: Path, changes: Mapping[str, Entry]) -> list[Path]:
+    """Put a difference into an upper layer that is empty and not in use; the paths that were made."""
+    made: dict[Path, None] = {}
+    for name, entry in changes.items():
+        path = upper / name
+        if Path(name).is_absolute() or ".." in Path(name).parts or not Path(name).parts:
+            raise ValueError(f"{name!r} is not a path inside the workspace")
+        for parent in reversed([p for p in path.parents if p != upper and p.is_relative_to(upper)]):
+            if parent not in made:
+                parent.mkdir(mode=0o755, exist_ok=True)
+                made[parent] = None
+        if entry.kind == "missing" and not any(other.startswith(f"{name}/") for other in changes):
+            os.mknod(path, stat.S_IFCHR | 0o644, os.makedev(0, 0))
+        elif entry.kind == "file":
+            path.write_bytes(entry.data)
+            path.chmod(0o755 if entry.executable else 0o644)
+        made[path] = None
+    return [path for path in made if os.path.lexists(path)]
+
+
+def _files(lower: Path, path: str) -> Iterator[str]:
+    """Everything but directories at or below `path`."""
+    start = lower / path
+    if start.is_dir() and not start.is_symlink():
+        for entry in start.iterdir():
+            yield from _files(lower, f"{path}/{entry.name}")
+    elif os.path.lexists(start):
+        yield path
+
+
+def _is_same(path: Path, entry: Entry) -> bool:
+    try:
+        info = path.lstat()
+        return (
+            stat.S_ISREG(info.st_mode)
+            and info.st_size == len(entry.data)
+            and bool(info.st_mode & stat.S_IXUSR) == entry.executable
+            and path.read_bytes() == entry.data
+        )
+    except OSError:
+        return False
 
 
 def _list(folder: Path) -> dict[str, os.stat_result]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, Protocol
 
 
@@ -22,10 +23,29 @@ class CommandResult:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One file, directory or other thing in a sandbox's workspace."""
+    """One file, directory or other thing in a sandbox's workspace; in a difference also the lack of one."""
 
-    kind: Literal["file", "directory", "other"]
+    kind: Literal["file", "directory", "other", "missing"]
     data: bytes = b""
+    executable: bool = False
+    """Said of files in a difference only."""
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxImage:
+    """What sandboxes of a task start from: prepared on disk, shared, never written to."""
+
+    tree: Path
+    """Contents of the workspace; owned by the user that runs commands."""
+    workspace: str = "/testbed"
+    binds: tuple[tuple[str, str], ...] = ()
+    """(path here, path inside) of what else is visible, read-only: a virtual environment, an interpreter."""
+    hidden: tuple[str, ...] = ()
+    """Directories that are shown empty."""
+    path: tuple[str, ...] = ()
+    """Directories that precede the system's in PATH."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables of every command."""
 
 
 class SandboxOverLimit(Exception):
@@ -35,8 +55,13 @@ class SandboxOverLimit(Exception):
 class Sandbox(Protocol):
     """A private copy of a few files in which untrusted commands run. Paths are relative to the workspace."""
 
-    async def exec(self, command: str, *, timeout_s: float, stdin: bytes = b"") -> CommandResult:
-        """Run a shell command; everything that it started is gone when this returns."""
+    async def exec(
+        self, command: str, *, timeout_s: float, stdin: bytes = b"", keep_bytes: int | None = None
+    ) -> CommandResult:
+        """Run a shell command; everything that it started is gone when this returns.
+
+        `keep_bytes` of the output are returned; without it, as much as an agent is shown.
+        """
         ...
 
     async def read(self, path: str, *, timeout_s: float, limit: int = 1 << 20) -> bytes | None:
@@ -49,6 +74,11 @@ class Sandbox(Protocol):
 
     async def snapshot(self, *, limit: int = 8 << 20) -> dict[str, Entry]:
         """All that the workspace holds; waits for a running command. Raises SandboxOverLimit beyond `limit` bytes."""
+        ...
+
+    async def diff(self, *, limit: int = 8 << 20) -> dict[str, Entry]:
+        """What differs from the start, by path, without `.git`: files as they are now, "missing" ones, and "other"
+        things. Read from outside; waits for a running command. Raises SandboxOverLimit beyond `limit` bytes."""
         ...
 
     async def close(self) -> None:
@@ -70,6 +100,10 @@ class SandboxBackend(Protocol):
 
     async def create(self, files: Mapping[str, bytes]) -> Sandbox:
         """A sandbox whose workspace holds `files`; a name that ends in "/" is an empty directory."""
+        ...
+
+    async def create_from(self, image: SandboxImage, changes: Mapping[str, Entry] | None = None) -> Sandbox:
+        """A sandbox of an image, with files written over it or missing from it (a `diff` of another sandbox)."""
         ...
 
     async def close(self) -> None:

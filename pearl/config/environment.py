@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from pearl.config.section import Section
+from pearl.config.swebench import SwebenchConfig
 
 
 class SandboxConfig(Section):
@@ -31,7 +32,7 @@ class SandboxConfig(Section):
 
 class EnvironmentConfig(Section):
     family: str = "files"
-    """Built-in task family (`files`, `bugfix`, `shell`), or your own as "package.module:Factory"."""
+    """Built-in task family (`files`, `bugfix`, `shell`, `swebench`), or your own as "package.module:Factory"."""
     tasks: int = Field(64, ge=1)
     """Number of tasks made from the seed."""
     seed: int = 0
@@ -45,3 +46,4 @@ class EnvironmentConfig(Section):
     observation_tokens: int = Field(128, ge=8)
     """Tokens of one observation; longer ones are cut in the middle before they are tokenised."""
     sandbox: SandboxConfig = SandboxConfig()
+    swebench: SwebenchConfig = SwebenchConfig()

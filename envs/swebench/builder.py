@@ -1,0 +1,138 @@
+"""From a record to something that sandboxes can be made of; everything that tasks share is made once."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from envs.sandbox.protocol import Entry, SandboxImage
+from envs.sandbox.user import SandboxUser
+from envs.swebench.environments import make_environment
+from envs.swebench.errors import NoRecipe
+from envs.swebench.frameworks import test_paths
+from envs.swebench.interpreters import Python, find_python
+from envs.swebench.patches import Guard, parse_patch
+from envs.swebench.record import Recipe, TaskRecord
+from envs.swebench.store import Store, default_store
+from envs.swebench.tools import Tools
+from envs.swebench.trees import apply_patch, make_tree
+from pearl.config.swebench import SwebenchConfig
+
+VERSION = 1
+"""Raised when trees or environments are made otherwise, so that old ones are not used."""
+WORKSPACE = "/testbed"
+SYSTEM_PACKAGES = ("/usr/lib/python3/dist-packages", "/usr/local/lib/python{}/dist-packages")
+VARIABLES = {"LC_ALL": "C.UTF-8", "MPLBACKEND": "Agg", "PYTHONHASHSEED": "0"}
+REPOSITORY_VARIABLES: Mapping[str, Mapping[str, str]] = {
+    "sympy/sympy": {"PYTHONWARNINGS": "ignore::UserWarning,ignore::SyntaxWarning", "SYMPY_USE_CACHE": "no"},
+}
+"""As the official harness sets them."""
+HTTPBIN_PORT = 8099
+BYTES_PER_GB = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltTask:
+    """A task that can be played and graded."""
+
+    record: TaskRecord
+    recipe: Recipe
+    image: SandboxImage
+    environment: Path
+    """The virtual environment."""
+    tests: Mapping[str, Entry]
+    """What the test patch makes of the files that it touches."""
+    guard: Guard
+
+
+class Builder:
+    """Builds tasks in threads, a few at a time. Errors: `envs.swebench.errors`."""
+
+    def __init__(self, config: SwebenchConfig) -> None:
+        self._config = config
+        directory = Path(config.cache) if config.cache else default_store()
+        self.store = Store(directory, int(config.cache_gb * BYTES_PER_GB), config.build_s)
+        self._user = SandboxUser.here()
+        self._pythons: dict[str, Python] = {}
+
+    def build(self, record: TaskRecord) -> BuiltTask:
+        """Blocks; call it in a thread from a coroutine (`abuild`)."""
+        recipe = record.build
+        if recipe is None:
+            raise NoRecipe(
+                f"{record.instance_id} does not say how to build it: give it `build` with sdist, python, deps, test_cmd"
+            )
+        if recipe.image is not None:
+            raise NoRecipe(f"{record.instance_id} is a container image ({recipe.image}), which needs such a backend")
+        tools = Tools.within(self._config.build_s)
+        python = self._pythons.get(recipe.python) or find_python(recipe.python, self._user, self.store)
+        self._pythons[recipe.python] = python
+        tree_key = _key(recipe, "sdist", "source", "setup_patch", "python")
+        tree = self.store.make(
+            "trees", tree_key, lambda target: make_tree(recipe, python.command, self._user, tools, target)
+        )
+        key = _key(recipe, "python", "deps", "install_self", extra=tree_key if recipe.install_self else "")
+        final = self.store.directory / "environments" / key
+        environment = self.store.make(
+            "environments",
+            key,
+            lambda target: make_environment(recipe, python.command, tree, tools, target, final),
+        )
+        tests = apply_patch(tree, record.test_patch, tools)
+        return BuiltTask(
+            record,
+            recipe,
+            _image(record, recipe, python, tree, environment),
+            environment,
+            tests,
+            _guard(record, recipe, tree),
+        )
+
+    async def abuild(self, record: TaskRecord) -> BuiltTask:
+        return await asyncio.to_thread(self.build, record)
+
+    def changes(self, built: BuiltTask, patch: str) -> dict[str, Entry]:
+        """What a patch makes of the task's repository."""
+        return apply_patch(built.image.tree, patch, Tools.within(self._config.build_s))
+
+    def close(self) -> None:
+        self.store.close()
+
+
+def _image(record: TaskRecord, recipe: Recipe, python: Python, tree: Path, environment: Path) -> SandboxImage:
+    path = ":".join(str(Path(WORKSPACE, part)) for part in recipe.pythonpath.split(":"))
+    system = [Path(text.format(recipe.python)) for text in SYSTEM_PACKAGES]
+    service = {"HTTPBIN_URL": f"http://127.0.0.1:{HTTPBIN_PORT}/"} if recipe.httpbin else {}
+    return SandboxImage(
+        tree,
+        WORKSPACE,
+        binds=(*python.binds, (str(environment), str(environment))),
+        hidden=(*python.hidden, *(str(folder) for folder in system if folder.is_dir())),
+        path=(str(environment / "bin"),),
+        variables={
+            **VARIABLES,
+            **REPOSITORY_VARIABLES.get(record.repo, {}),
+            **service,
+            "PYTHONPATH": path,
+            "VIRTUAL_ENV": str(environment),
+        },
+    )
+
+
+def _guard(record: TaskRecord, recipe: Recipe, tree: Path) -> Guard:
+    named = [part.path for part in parse_patch(record.test_patch)]
+    named += test_paths(recipe.test_cmd, lambda path: (tree / path).exists())
+    own = [path for part in parse_patch(record.patch) for path in (part.path, part.old_path) if path is not None]
+    return Guard.of(named, own)
+
+
+def _key(recipe: Recipe, *fields: str, extra: str = "") -> str:
+    """A short hash; the name before it is for people who look at the directory."""
+    chosen = recipe.model_dump(mode="json", include=set(fields))
+    digest = hashlib.sha256(json.dumps([VERSION, chosen, extra], sort_keys=True).encode()).hexdigest()[:16]
+    name = (recipe.sdist or Path(recipe.source or "own").name).replace("==", "-")
+    return f"{name if 'sdist' in fields or extra else 'deps'}-py{recipe.python}-{digest}"

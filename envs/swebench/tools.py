@@ -1,0 +1,80 @@
+"""Run pip, git and the like on this machine while building: bounded, with all that they start."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from envs.swebench.errors import BuildFailed, BuildTimeout
+
+PASSED_ON = ("PATH", "HOME", "LANG", "TMPDIR", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE")
+"""Variables of ours that a build sees; besides PIP_*, XDG_* and proxies. Packages' setup scripts run in it."""
+GIT = {
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_CONFIG_GLOBAL": "/dev/null",
+    "GIT_AUTHOR_NAME": "base",
+    "GIT_AUTHOR_EMAIL": "base@localhost",
+    "GIT_COMMITTER_NAME": "base",
+    "GIT_COMMITTER_EMAIL": "base@localhost",
+    "GIT_AUTHOR_DATE": "2000-01-01T00:00:00Z",
+    "GIT_COMMITTER_DATE": "2000-01-01T00:00:00Z",
+}
+SAID_CHARS = 600
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """Commands that share a deadline (`time.monotonic()`)."""
+
+    deadline: float
+
+    @classmethod
+    def within(cls, timeout_s: float) -> Tools:
+        return cls(time.monotonic() + timeout_s)
+
+    def run(self, argv: Sequence[str | Path], cwd: Path, extra: Mapping[str, str] | None = None) -> str:
+        """Standard output. Raises BuildFailed with the end of what was said, or BuildTimeout."""
+        process = subprocess.Popen(
+            [str(part) for part in argv],
+            cwd=cwd,
+            env={**_environment(), **(extra or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        what = " ".join(str(part) for part in argv[:4])
+        try:
+            said, _ = process.communicate(timeout=max(self.deadline - time.monotonic(), 0.0))
+        except subprocess.TimeoutExpired:
+            raise BuildTimeout(f"`{what} …` did not end within the build's deadline") from None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        if process.returncode:
+            raise BuildFailed(f"`{what} …` failed: {said.strip()[-SAID_CHARS:]}")
+        return said
+
+    def git(self, tree: Path, *arguments: str) -> str:
+        options = ("-c", "init.defaultBranch=main", "-c", "gc.auto=0", "-c", "core.autocrlf=false")
+        ceiling = {"GIT_CEILING_DIRECTORIES": str(tree.parent)}
+        return self.run(["git", *options, *arguments], tree, {**GIT, **ceiling})
+
+
+def _environment() -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name in PASSED_ON}
+    kept |= {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(("PIP_", "XDG_")) or name.lower() in ("http_proxy", "https_proxy", "no_proxy")
+    }
+    return {**kept, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", "LC_ALL": "C.UTF-8"}
