@@ -160,7 +160,10 @@ async def run_with_kills(config: RunConfig, victims: list[str], seed: int = 0) -
 
 
 def kill_drivers(config: Path, count: int, seed: int, folder: Path) -> dict[str, Any]:
-    """Start a run, kill its driver `count` times at random moments, resume it each time, let it finish."""
+    """Start a run, kill its driver `count` times at random moments, resume it each time, let it finish.
+
+    A recovery lasts from the command to the end of the next optimizer step.
+    """
     rng = random.Random(seed)
     steps = count + 3
     command = [sys.executable, "-m", "pearl.cli", "train", str(config), f"run_dir={folder / 'run'}"]
@@ -171,16 +174,18 @@ def kill_drivers(config: Path, count: int, seed: int, folder: Path) -> dict[str,
         resume = ["--resume"] if kill else []
         process = subprocess.Popen([*command, *resume], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert process.stderr is not None
+        wait_for = kill + 1  # a step further each time, so that every life does something
+        for line in process.stderr:
+            if line.lstrip().startswith(f"{wait_for}/"):
+                if resume:
+                    recoveries.append({"what": "driver", "slot": "-", "seconds": round(time.monotonic() - began, 1)})
+                break
+            if "resuming" in line and kill < count and rng.random() < 0.3:
+                break  # killed again before it has done a step
         if kill == count:
             out, err = process.communicate(timeout=900)
             assert process.returncode == 0, err
             break
-        wait_for = kill + 1  # a step further each time, so that every life does something
-        for line in process.stderr:
-            if line.lstrip().startswith(f"{wait_for}/") or ("resuming" in line and rng.random() < 0.3):
-                break
-        if resume:
-            recoveries.append({"what": "driver", "slot": "-", "seconds": round(time.monotonic() - began, 1)})
         time.sleep(rng.uniform(0.0, LONGEST_WAIT_S))
         processes = psutil.Process(process.pid).children(recursive=True)
         process.kill()
@@ -232,7 +237,7 @@ def main() -> None:
 
 
 def totals(runs: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Kills and recovery times per kind over all seeds."""
+    """Recovery times per kind over all seeds (a driver that was killed again while it resumed has none)."""
     seconds: dict[str, list[float]] = {}
     for recovery in (r for run in runs for outcome in run["outcomes"] for r in outcome["recoveries"]):
         seconds.setdefault(recovery["what"], []).append(recovery["seconds"])
