@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from pearl.cluster.binding import Binding
 from pearl.cluster.local_adapter import LocalAdapter
+from pearl.core.events.base import Event
 from pearl.core.events.elastic import SlotJoined, SlotLost, SlotNotice
 from pearl.core.layout import Zone
 from pearl.errors import UserError
@@ -61,6 +62,7 @@ class AvailabilityFollower:
             seed=seed,
         )
         self.changes = cluster.changes
+        """(seconds of the trace, SlotJoined, SlotNotice or SlotLost), in order."""
         if notice_s is not None:
             adapter.grace(notice_s * scale)
 
@@ -70,10 +72,14 @@ class AvailabilityFollower:
         began = loop.time()
         for seconds, change in self.changes:
             await asyncio.sleep(began + seconds * self.scale - loop.time())
-            match change:
-                case SlotJoined():
-                    self.adapter.offer(change.slot.name)
-                case SlotNotice():
-                    self.adapter.warn(change.worker)
-                case SlotLost():
-                    await self.adapter.take(change.worker)
+            await self.apply(change)
+
+    async def apply(self, change: Event) -> None:
+        """Do to the worker what one of `changes` says; its lives are the adapter's to count, it may crash in between."""
+        match change:
+            case SlotJoined():
+                self.adapter.offer(change.slot.name)
+            case SlotNotice():
+                self.adapter.warn(change.worker)
+            case SlotLost():
+                await self.adapter.take(change.worker)

@@ -122,7 +122,7 @@ class LocalCluster:
             self.lost.mark(event.address, f"{event.reason}: {event.detail}")
             if worker is not None and current:
                 self._end(worker)  # a stopped or cut-off process must not come back
-                event = replace(event, detail=self._why(worker, event.detail))
+                event = replace(event, detail=f"{event.detail}; {self._why(worker, 'gone')}")
                 self.on_left(worker.slot, worker.incarnation, event.detail)
         for watcher in self._watchers:
             watcher(event)

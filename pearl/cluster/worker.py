@@ -38,6 +38,7 @@ class Ending:
 
     def ask(self, why: str) -> None:
         self.why = why
+        print(f"ending: {why}", file=sys.stderr, flush=True)
         forced = threading.Timer(END_S, os._exit, (0,))
         forced.daemon = True
         forced.start()

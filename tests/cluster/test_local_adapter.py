@@ -1,0 +1,187 @@
+"""The local adapter and the follower of availability, with real worker processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pearl.cluster.adapter import ClusterAdapter, RequestFailed, SlotShape
+from pearl.cluster.availability import AvailabilityFollower, preemptible_bindings
+from pearl.cluster.binding import Binding
+from pearl.cluster.local_adapter import LocalAdapter
+from pearl.core.events.base import Event
+from pearl.core.events.elastic import SlotJoined, SlotLost, SlotNotice
+from pearl.core.layout import SlotInfo, Zone
+from pearl.errors import UserError
+from pearl.sim.availability import read
+from tests.cluster.support import EVENT_S, START_S, Watched
+
+CPU = SlotShape(gpus=0)
+TWO_GPUS = SlotShape(gpus=2)
+
+
+class Setup:
+    """An adapter with two reserved slots and some preemptible ones; its events wait in a queue."""
+
+    def __init__(self, folder: Path, preemptible: list[Binding], offered: bool) -> None:
+        self.events: asyncio.Queue[Event] = asyncio.Queue()
+        self.cluster = Watched(folder)
+        reserved = [Binding(f"reserved-{i}", "reserved", (2 * i, 2 * i + 1), 1) for i in range(2)]
+        self.adapter = LocalAdapter(
+            self.cluster.local, [*reserved, *preemptible], self.events.put_nowait, START_S, offered
+        )
+
+    async def event(self, kind: type[Event]) -> Any:
+        event = await asyncio.wait_for(self.events.get(), START_S + EVENT_S)
+        assert isinstance(event, kind), event
+        return event
+
+    async def __aenter__(self) -> Setup:
+        await self.cluster.local.__aenter__()
+        await self.adapter.connect()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.adapter.close()
+        assert not self.adapter.requested
+        await self.cluster.local.__aexit__(*error)
+
+
+@pytest.fixture
+async def setup(tmp_path: Path) -> AsyncIterator[Setup]:
+    bindings = [Binding("preemptible-0", "preemptible", (), 1)]
+    async with Setup(tmp_path / "workers", bindings, offered=False) as setup:
+        yield setup
+
+
+async def test_a_request_is_a_level_and_what_is_given_back_is_gone(setup: Setup) -> None:
+    adapter: ClusterAdapter = setup.adapter
+    for _ in range(3):
+        await adapter.request(Zone.RESERVED, 1, TWO_GPUS)
+    assert list(setup.adapter.requested) == ["reserved-0"] and not adapter.observed()
+    joined = await setup.event(SlotJoined)
+    host = joined.slot.host
+    info = SlotInfo("reserved-0", Zone.RESERVED, (f"{host}/0", f"{host}/1"), host)
+    assert joined == SlotJoined(info, 1)
+    assert setup.adapter.plan == {Zone.RESERVED: 1} and not setup.adapter.requested
+    assert adapter.observed()["reserved-0"].slot == info
+    await adapter.request(Zone.RESERVED, 1, TWO_GPUS)
+    assert not setup.adapter.requested
+    await adapter.release(["reserved-0", "reserved-1", "nobody"])
+    assert await setup.event(SlotLost) == SlotLost("reserved-0", 1, "given back")
+    await adapter.release(["reserved-0"])
+    assert setup.adapter.plan == {Zone.RESERVED: 0} and not adapter.observed()
+    await adapter.request(Zone.RESERVED, 2, TWO_GPUS)
+    assert set(setup.adapter.requested) == {"reserved-0", "reserved-1"}
+    await adapter.request(Zone.RESERVED, 1, TWO_GPUS)  # withdraws one
+    again = await setup.event(SlotJoined)
+    assert len(adapter.observed()) == 1 and again.life == (2 if "reserved-0" in adapter.observed() else 1)
+    while setup.adapter.requested:
+        await asyncio.wait([request.task for request in setup.adapter.requested.values()])
+    assert setup.events.empty()  # a withdrawn request is no failure
+
+
+async def test_what_this_machine_does_not_have_is_refused_with_the_reason(setup: Setup) -> None:
+    four = SlotShape(gpus=4)
+    await setup.adapter.request(Zone.RESERVED, 3, four)
+    reason = "this machine has 0 reserved slots of 4 GPUs, 2 more are of another shape"
+    assert await setup.event(RequestFailed) == RequestFailed(Zone.RESERVED, 3, four, reason)
+    assert not setup.adapter.requested and setup.adapter.plan == {Zone.RESERVED: 0}
+
+
+async def test_a_worker_that_cannot_start_is_a_failed_request(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = setup.cluster.local.log_directory / "broken"
+    broken.mkdir()
+    (broken / "distributed.py").write_text("import no_such_module")
+    monkeypatch.setenv("PYTHONPATH", str(broken))
+    setup.adapter.offer("preemptible-0")
+    await setup.adapter.request(Zone.PREEMPTIBLE, 1, CPU)
+    failed = await setup.event(RequestFailed)
+    assert "preemptible-0" in failed.reason and "No module named" in failed.reason
+    assert not setup.adapter.requested and setup.events.empty()
+    monkeypatch.undo()
+    await setup.adapter.request(Zone.PREEMPTIBLE, 1, CPU)  # asked again
+    assert (await setup.event(SlotJoined)).life == 2
+
+
+async def test_a_crash_is_a_loss_and_the_slot_comes_back_on_request_only(setup: Setup) -> None:
+    setup.adapter.offer("preemptible-0")
+    assert not setup.adapter.requested  # nobody wants it
+    await setup.adapter.request(Zone.PREEMPTIBLE, 1, CPU)
+    await setup.event(SlotJoined)
+    os.kill(setup.cluster.local.workers["preemptible-0"].process.pid, signal.SIGKILL)
+    lost = await setup.event(SlotLost)
+    assert lost.life == 1 and lost.reason.startswith("lost: its connection broke")
+    assert not setup.adapter.requested
+    await setup.adapter.request(Zone.PREEMPTIBLE, 1, CPU)
+    assert (await setup.event(SlotJoined)).life == 2
+
+
+async def test_slots_come_get_notice_and_go_as_the_trace_says(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text('{"events": [[0, 4], [200, 2], [300, 4]]}')
+    availability = read(path, most_gpus=16, gpus_per_node=8)
+    bindings = preemptible_bindings(availability, 2, (), 1)
+    async with Setup(tmp_path / "workers", bindings, offered=False) as setup:
+        follower = AvailabilityFollower(setup.adapter, availability, 2, notice_s=100, scale=0.2, seed=3)
+        await setup.adapter.request(Zone.PREEMPTIBLE, 2, CPU)
+        victim = ""
+        for _, change in follower.changes:  # as `run` does, but at the pace of this machine
+            await follower.apply(change)
+            match change, await setup.event(type(change)):
+                case SlotJoined(), SlotJoined(slot=slot, life=life):
+                    assert (slot.name, life) == (change.slot.name, change.life)
+                case SlotNotice(), SlotNotice(worker=victim, life=1, seconds_left=seconds):
+                    assert victim == change.worker and 0 < seconds <= 20
+                case SlotLost(), lost:
+                    assert lost == SlotLost(victim, 1, "taken back by the cloud") == change
+    assert [type(change) for _, change in follower.changes] == [
+        SlotJoined,
+        SlotJoined,
+        SlotNotice,
+        SlotLost,
+        SlotJoined,
+    ]
+
+
+async def test_the_follower_keeps_the_order_and_the_scale_of_the_trace() -> None:
+    class Recorder:
+        def __init__(self) -> None:
+            self.did: list[tuple[str, str, float]] = []
+
+        def grace(self, seconds: float) -> None:
+            self.grace_s = seconds
+
+        def offer(self, slot: str) -> None:
+            self.did.append(("joined", slot, loop.time() - began))
+
+        def warn(self, slot: str) -> None:
+            self.did.append(("notice", slot, loop.time() - began))
+
+        async def take(self, slot: str) -> None:
+            self.did.append(("lost", slot, loop.time() - began))
+
+    loop = asyncio.get_running_loop()
+    recorder = Recorder()
+    availability = [(0.0, 2), (100.0, 0), (150.0, 1)]
+    follower = AvailabilityFollower(recorder, availability, 1, notice_s=30, scale=0.001, seed=0)  # type: ignore[arg-type]
+    began = loop.time()
+    await follower.run()
+    assert recorder.grace_s == pytest.approx(0.03)
+    assert [kind for kind, _, _ in recorder.did] == ["joined"] * 2 + ["notice"] * 2 + ["lost"] * 2 + ["joined"]
+    for (_, _, at), (seconds, _) in zip(recorder.did, follower.changes, strict=True):
+        assert at >= seconds * 0.001 - 0.001  # never early
+
+
+def test_the_machine_must_have_the_gpus_of_the_trace() -> None:
+    availability = [(0.0, 4), (60.0, 8)]
+    bound = preemptible_bindings(availability, 2, range(8), 1)
+    assert [b.devices for b in bound] == [(0, 1), (2, 3), (4, 5), (6, 7)]
+    with pytest.raises(UserError, match="up to 4 slots of 2 GPUs, this machine has 6"):
+        preemptible_bindings(availability, 2, range(6), 1)
