@@ -6,12 +6,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pearl.core import search
 from pearl.core.feasible import Constraints
 from pearl.core.layout import Layout, Mode
-from pearl.core.makespan import Layouts, MakespanModel, Seconds, layout_array, layout_of
+from pearl.core.makespan import Layouts, MakespanModel, layout_array, layout_of
+from pearl.core.search import GRID, Found, colocated, mixtures_along, ratios, search
 from pearl.core.workload import Profile
 
+MIXED_WITHIN = 1.25
+"""Mixed layouts are looked at where the better mode is faster than the other by at most this factor: a mixture serves
+some turns the one way and some the other, and is not worth a look where one of them is much slower."""
 SHOWN = 12
 """Candidates that a decision carries besides the best of each mode."""
 
@@ -88,40 +91,34 @@ class DecisionEngine:
         Raises ValueError without a worker or a trajectory.
         """
         found = self._search(profile, workers, batch)
-        best = int(np.argmin(found.scores))
-        chosen, predicted = layout_of(found.layouts[best]), float(found.scores[best])
+        chosen, predicted = _least(found)
         reasons = [f"{chosen} has the least predicted makespan, {predicted:.1f} s"]
-        kept, broken = self._keep(profile, workers, batch, current)
-        forced = current is not None and kept is None
+        kept, broken = self._keep(profile, workers, batch, current, found)
         if broken:
             reasons.append(f"forced: {current} {broken}")
-        if kept is not None and current is not None and chosen != current:
+        if chosen == current:
+            reasons.append("it is the one there is")
+        elif kept is not None and current is not None:
             threshold, kind = self._threshold(current, chosen)
             saved = 1.0 - predicted / kept
             against = (
-                f"saves {saved:.1%} against {current} ({kept:.1f} s); a change of {kind} must save {threshold:.0%}"
+                f"saves {saved:.1%} against {current} ({kept:.1f} s), a change of {kind} must save {threshold:.0%}"
             )
             if saved > threshold:
                 reasons.append(f"it {against}")
             else:
                 reasons = [f"{current} stays: {chosen} ({predicted:.1f} s) {against}"]
                 chosen, predicted = current, kept
-        elif chosen == current:
-            reasons.append("it is the one there is")
-        candidates = self._candidates(profile, batch, found, chosen, predicted)
+        candidates = self._candidates(profile, batch, found, Candidate(chosen, predicted))
         for candidate in candidates:
             if candidate.infeasible and candidate.makespan_s < predicted:
-                reasons.append(
-                    f"{candidate.layout} ({candidate.makespan_s:.1f} s) is ruled out: {candidate.infeasible}"
-                )
+                reasons.append(f"{candidate.layout} ({candidate.makespan_s:.1f} s) cannot be: {candidate.infeasible}")
                 break
-        return Decision(chosen, predicted, kept, forced, tuple(reasons), candidates)
+        return Decision(chosen, predicted, kept, bool(broken), tuple(reasons), candidates)
 
     def best(self, profile: Profile, workers: int, batch: float) -> tuple[Layout, float]:
         """The best layout and its makespan in seconds, whatever there is now."""
-        found = self._search(profile, workers, batch)
-        best = int(np.argmin(found.scores))
-        return layout_of(found.layouts[best]), float(found.scores[best])
+        return _least(self._search(profile, workers, batch))
 
     def makespan(self, profile: Profile, layout: Layout, batch: float) -> float:
         """Predicted seconds, feasible or not."""
@@ -153,39 +150,44 @@ class DecisionEngine:
 
     # --- parts ------------------------------------------------------------------------------------
 
-    def _search(self, profile: Profile, workers: int, batch: float) -> search.Found:
+    def _search(self, profile: Profile, workers: int, batch: float) -> Found:
         if workers < 1 or batch <= 0:
             raise ValueError(f"nothing to decide for {workers} workers and {batch} trajectories")
 
-        def score(layouts: Layouts) -> Seconds:
+        def look(layouts: Layouts) -> Found:
             seconds = self.model.makespans(profile, layouts, batch)
-            return np.where(self._feasible(profile, layouts, batch), seconds, np.inf)
+            return Found(layouts, seconds, self._feasible(profile, layouts, batch))
 
-        few = workers <= search.EXHAUSTIVE_WORKERS
-        mixed = self.settings.mixed and workers >= 3
-        if few:
-            rows = [search.colocated(workers), search.ratios(workers)]
-            layouts = np.concatenate([*rows, search.mixtures(workers)] if mixed else rows)
-            return search.Found(layouts, score(layouts))
-        ratios = search.ratios(workers)
-        ratios = ratios[self._feasible(profile, ratios, batch)]
-        alone = search.colocated(workers)
-        parts = [search.Found(alone, score(alone)), search.search_ratios(ratios, score)]
-        if mixed:
-            parts.append(search.search_mixtures(workers, score))
-        return search.Found(np.concatenate([p.layouts for p in parts]), np.concatenate([p.scores for p in parts]))
+        pairs = ratios(workers)
+        if len(pairs) < GRID:  # all at once
+            parts = [look(np.concatenate([colocated(workers), pairs]))]
+        else:
+            fitting = pairs[self._feasible(profile, pairs, batch)]
+            parts = [look(colocated(workers)), search(fitting if len(fitting) else pairs, look)]
+        if self.settings.mixed and workers >= 3:
+            so_far = Found.joined(parts)
+            alone, paired = so_far.seconds[0], so_far.scores[1:]
+            best = int(np.argmin(paired))
+            if alone / MIXED_WITHIN < paired[best] < alone * MIXED_WITHIN:
+                prefill_share = float(so_far.layouts[1 + best, 0]) / workers
+                parts.append(search(mixtures_along(workers, prefill_share), look))
+        return Found.joined(parts)
 
     def _feasible(self, profile: Profile, layouts: Layouts, batch: float) -> np.ndarray:
         constraints = Constraints.of(profile, layouts, batch)
         return constraints.feasible if self.settings.constraints else constraints.whole
 
-    def _keep(self, profile: Profile, workers: int, batch: float, current: Layout | None) -> tuple[float | None, str]:
+    def _keep(
+        self, profile: Profile, workers: int, batch: float, current: Layout | None, found: Found
+    ) -> tuple[float | None, str]:
         """Prediction for the layout there is, or what it breaks."""
         if current is None:
             return None, ""
         if current.workers != workers:
             return None, f"has {current.workers} workers, there are {workers}"
         row = layout_array([current])
+        if (same := np.flatnonzero((found.layouts == row).all(axis=1))).size and found.feasible[same[0]]:
+            return float(found.seconds[same[0]]), ""
         if not self._feasible(profile, row, batch)[0]:
             return None, "is infeasible: " + Constraints.of(profile, row, batch).reason(0)
         return self.model.makespan(profile, current, batch), ""
@@ -195,24 +197,27 @@ class DecisionEngine:
             return self.settings.mode_threshold, "mode"
         return self.settings.ratio_threshold, "ratio"
 
-    def _candidates(
-        self, profile: Profile, batch: float, found: search.Found, chosen: Layout, predicted: float
-    ) -> tuple[Candidate, ...]:
+    def _candidates(self, profile: Profile, batch: float, found: Found, chosen: Candidate) -> tuple[Candidate, ...]:
         """The best ones, infeasible or not, the best of each mode among them."""
-        seconds = self.model.makespans(profile, found.layouts, batch)
-        constraints = Constraints.of(profile, found.layouts, batch)
-        order = np.argsort(seconds, kind="stable")
-        shown: dict[Layout, Candidate] = {}
-        modes: set[Mode] = set()
-        for row in order.tolist():
-            layout, infeasible = layout_of(found.layouts[row]), not np.isfinite(found.scores[row])
-            first = not infeasible and layout.mode not in modes
-            if len(shown) < SHOWN or first:
-                reason = constraints.reason(row) if infeasible else ""
-                shown[layout] = Candidate(layout, float(seconds[row]), reason)
-                if not infeasible:
-                    modes.add(layout.mode)
-            elif len(modes) == len(Mode):
-                break
-        shown.setdefault(chosen, Candidate(chosen, predicted))
+        order = np.argsort(found.seconds, kind="stable").tolist()
+        rows, modes = order[:SHOWN], set[Mode]()
+        for row in order:
+            if found.feasible[row] and (mode := layout_of(found.layouts[row]).mode) not in modes:
+                modes.add(mode)
+                rows.append(row)
+                if len(modes) == len(Mode):
+                    break
+        shown = {chosen.layout: chosen}
+        broken = [row for row in rows if not found.feasible[row]]
+        if broken:
+            constraints = Constraints.of(profile, found.layouts[broken], batch)
+        for row in rows:
+            layout = layout_of(found.layouts[row])
+            reason = "" if found.feasible[row] else constraints.reason(broken.index(row))
+            shown.setdefault(layout, Candidate(layout, float(found.seconds[row]), reason))
         return tuple(sorted(shown.values(), key=lambda candidate: candidate.makespan_s))
+
+
+def _least(found: Found) -> tuple[Layout, float]:
+    best = int(np.argmin(found.scores))
+    return layout_of(found.layouts[best]), float(found.scores[best])

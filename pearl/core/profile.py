@@ -273,6 +273,8 @@ class RuntimeTracker:
             prefix_hit_rate=self.prefix_hits.value,
             group_size=self.group_size,
             environment_s_per_turn=self.curve.mean(ENVIRONMENT),
+            environment_cv=self.curve.spread(ENVIRONMENT, work.environment_cv),
+            response_cv=self.curve.spread(RESPONSE, work.response_cv),
             confidence=confidence,
         )
         return Profile(self._engine(engine), workload)

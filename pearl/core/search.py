@@ -1,4 +1,8 @@
-"""Which layouts of N workers to look at: all of few, a coarse grid and then ever finer ones of many."""
+"""Which layouts of N workers to look at: all of few, a coarse grid and then ever finer ones of many.
+
+Of mixed layouts, only those whose pairs have about the ratio that is best without colocated workers: what serves a
+share of the batch best is what serves all of it best, on fewer workers.
+"""
 
 from __future__ import annotations
 
@@ -6,27 +10,38 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pearl.core.makespan import Layouts, Seconds
 
-EXHAUSTIVE_WORKERS = 16
-"""Up to here every layout is looked at: 121 of them with mixed ones at 16."""
-COARSE = 33
-"""Points of a grid over the ratios; the best point's neighbours bound the next grid."""
-COARSE_MIXED = 9
-"""The same, along each side of the grid over (colocated, prefill) of mixed layouts."""
-ROUNDS_MIXED = 5
-
-Score = Callable[[Layouts], Seconds]
-"""Seconds, infinite where infeasible."""
+GRID = 33
+"""Points of a grid; the neighbours of its best point bound the next one. Up to so many points, all are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Layouts that were looked at and their scores, in no order."""
+    """Layouts that were looked at, in no order: predicted seconds, and whether they are feasible."""
 
     layouts: Layouts
-    scores: Seconds
+    seconds: Seconds
+    feasible: NDArray[np.bool_]
+
+    @property
+    def scores(self) -> Seconds:
+        """Infinite where infeasible."""
+        result: Seconds = np.where(self.feasible, self.seconds, np.inf)
+        return result
+
+    @classmethod
+    def joined(cls, parts: list[Found]) -> Found:
+        return cls(
+            np.concatenate([part.layouts for part in parts]),
+            np.concatenate([part.seconds for part in parts]),
+            np.concatenate([part.feasible for part in parts]),
+        )
+
+
+Look = Callable[[Layouts], Found]
 
 
 def colocated(workers: int) -> Layouts:
@@ -40,50 +55,36 @@ def ratios(workers: int) -> Layouts:
 
 
 def mixtures(workers: int) -> Layouts:
-    """Every mixed layout."""
+    """Every mixed layout: some N²/2 of them."""
     prefill, decode = np.meshgrid(np.arange(1, workers - 1), np.arange(1, workers - 1), indexing="ij")
     rows = np.stack([prefill.ravel(), decode.ravel(), workers - prefill.ravel() - decode.ravel()], axis=1)
     return rows[rows[:, 2] > 0].astype(np.int64)
 
 
-def search_ratios(layouts: Layouts, score: Score) -> Found:
-    """Look for the least score among layouts sorted by prefill count, supposing that it falls and then rises."""
+def mixtures_along(workers: int, prefill_share: float) -> Layouts:
+    """Mixed layouts whose pairs have about this share of prefill workers, by ascending colocated count.
+
+    Of few workers both neighbours of the share are taken, since one worker is much there.
+    """
+    alone = np.arange(1, workers - 1, dtype=np.int64)
+    wanted = prefill_share * (workers - alone)
+    rounded = [np.floor(wanted), np.ceil(wanted)] if workers <= GRID // 2 else [np.rint(wanted)]
+    prefill = np.clip(np.concatenate(rounded).astype(np.int64), 1, np.tile(workers - alone - 1, len(rounded)))
+    alone = np.tile(alone, len(rounded))
+    return np.stack([prefill, workers - alone - prefill, alone], axis=1)
+
+
+def search(layouts: Layouts, look: Look) -> Found:
+    """Look for the least score along `layouts`, supposing that it falls and then rises."""
+    parts: list[Found] = []
     seen: dict[int, float] = {}
     low, high = 0, len(layouts) - 1
-    while low <= high:
-        points = np.unique(np.linspace(low, high, min(COARSE, high - low + 1)).round().astype(int))
-        fresh = np.array([point for point in points.tolist() if point not in seen], dtype=np.int64)
+    while True:
+        points = np.unique(np.linspace(low, high, min(GRID, high - low + 1)).round().astype(np.int64))
+        fresh = points[[point not in seen for point in points.tolist()]]
         if not len(fresh):
-            break
-        seen.update(zip(fresh.tolist(), score(layouts[fresh]).tolist(), strict=True))
+            return Found.joined(parts)
+        parts.append(look(layouts[fresh]))
+        seen.update(zip(fresh.tolist(), parts[-1].scores.tolist(), strict=True))
         best = int(np.argmin([seen[point] for point in points.tolist()]))
         low, high = int(points[max(0, best - 1)]), int(points[min(len(points) - 1, best + 1)])
-    order = list(seen)
-    return Found(layouts[order], np.array([seen[point] for point in order]))
-
-
-def search_mixtures(workers: int, score: Score) -> Found:
-    """The same over mixed layouts: a grid that is centred on its best point and halved."""
-    rows: list[Layouts] = []
-    scores: list[Seconds] = []
-    spans = [(1.0, workers - 2.0), (0.0, 1.0)]
-    for _ in range(ROUNDS_MIXED):
-        alone, share = (axis.ravel() for axis in np.meshgrid(*(np.linspace(*span, COARSE_MIXED) for span in spans)))
-        count = alone.round().astype(np.int64)
-        prefill = (1 + share * (workers - count - 2)).round().astype(np.int64)
-        layouts = np.unique(np.stack([prefill, workers - count - prefill, count], axis=1), axis=0)
-        found = score(layouts)
-        rows.append(layouts)
-        scores.append(found)
-        if not np.isfinite(found).any():
-            break
-        best = layouts[int(np.argmin(found))]
-        centre = (float(best[2]), (best[0] - 1) / max(1.0, workers - best[2] - 2.0))
-        limits = ((1.0, workers - 2.0), (0.0, 1.0))
-        quarters = [(span[1] - span[0]) / 4 for span in spans]
-        spans = [
-            (max(limit[0], middle - quarter), min(limit[1], middle + quarter))
-            for limit, middle, quarter in zip(limits, centre, quarters, strict=True)
-        ]
-    layouts, first = np.unique(np.concatenate(rows), axis=0, return_index=True)
-    return Found(layouts, np.concatenate(scores)[first])

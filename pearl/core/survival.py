@@ -34,12 +34,14 @@ class SurvivorCurve:
         """Turns that ended or were followed by another, by index."""
         self.ends = np.zeros(len(prior))
         self.sums = np.zeros((len(prior), 4))
+        self.squares = np.zeros((len(prior), 4))
         self.counts = np.zeros((len(prior), 4))
 
     def add(self, turn: int, quantity: int, value: float) -> None:
         """One observation of NEW, RESPONSE, CONTEXT or ENVIRONMENT at index `turn`."""
         self._grow(turn)
         self.sums[turn, quantity] += value
+        self.squares[turn, quantity] += value * value
         self.counts[turn, quantity] += 1.0
 
     def outcome(self, turn: int, *, ended: bool) -> None:
@@ -49,7 +51,7 @@ class SurvivorCurve:
 
     def decay(self, factor: float) -> None:
         """Let everything seen so far count `factor` times."""
-        for array in (self.outcomes, self.ends, self.sums, self.counts):
+        for array in (self.outcomes, self.ends, self.sums, self.squares, self.counts):
             array *= factor
 
     def turns(self) -> tuple[TurnShape, ...]:
@@ -84,6 +86,17 @@ class SurvivorCurve:
         left = PRIOR_TRAJECTORIES**2 / (total + PRIOR_TRAJECTORIES)
         return (float(self.sums[:, quantity].sum()) + left * prior) / (total + left)
 
+    def spread(self, quantity: int, prior: float) -> float:
+        """Standard deviation within a turn over the mean, fading in from `prior`."""
+        counts, sums = self.counts[:, quantity], self.sums[:, quantity]
+        total, mean = float(counts.sum()), self.mean(quantity)
+        if total <= 0.0 or mean <= 0.0:
+            return prior
+        within = float((self.squares[:, quantity] - sums * sums / np.maximum(counts, 1e-12)).sum())
+        left = PRIOR_TRAJECTORIES**2 / (total + PRIOR_TRAJECTORIES)
+        variance = (max(0.0, within) + left * (prior * mean) ** 2) / (total + left)
+        return float(np.sqrt(variance)) / mean
+
     @property
     def weight(self) -> float:
         """First turns seen, as far as they still count."""
@@ -104,4 +117,5 @@ class SurvivorCurve:
             self.outcomes = np.pad(self.outcomes, (0, more))
             self.ends = np.pad(self.ends, (0, more))
             self.sums = np.pad(self.sums, ((0, more), (0, 0)))
+            self.squares = np.pad(self.squares, ((0, more), (0, 0)))
             self.counts = np.pad(self.counts, ((0, more), (0, 0)))

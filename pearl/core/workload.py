@@ -77,6 +77,9 @@ class WorkloadProfile:
     group_size: float = 1.0
     """Trajectories that share a first prompt, whose KV a worker computes and holds once."""
     environment_s_per_turn: float = 0.0
+    environment_cv: float = 0.0
+    """Standard deviation over the mean, between trajectories at the same turn."""
+    response_cv: float = 0.0
     confidence: dict[str, float] = field(default_factory=dict)
     """Per field, and of the engine's prefill, decode and transfer costs: 0 = a prior, 1 = measured and steady."""
 

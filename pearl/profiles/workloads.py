@@ -40,6 +40,8 @@ def workload_profile(
         bubble_ratio=0.0,
         group_size=float(group_size),
         environment_s_per_turn=curve.mean(ENVIRONMENT),
+        environment_cv=curve.spread(ENVIRONMENT, 0.0),
+        response_cv=curve.spread(RESPONSE, 0.0),
     )
 
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pearl.core.decision import DecisionEngine, DecisionSettings
+from pearl.core.drain import DrainAware
 from pearl.core.feasible import Constraints
 from pearl.core.layout import Layout, Mode
 from pearl.core.makespan import ClosedForm, Layouts, MakespanModel, Seconds, layout_array, layout_of
@@ -129,7 +130,7 @@ def test_nothing_to_decide_is_an_error() -> None:
 
 
 def test_a_mixed_layout_wins_where_it_is_faster_and_is_not_looked_at_where_switched_off() -> None:
-    seconds = {"8C": 100.0, "4P4D": 100.0, "2C+2P4D": 50.0}
+    seconds = {"8C": 100.0, "4P4D": 100.0, "2C+3P3D": 50.0}
     assert decide(seconds, None).layout.mode is Mode.MIXED
     assert decide(seconds, None, mixed=False).layout.mode is not Mode.MIXED
 
@@ -150,7 +151,8 @@ def test_workers_that_die_while_they_prepare_are_worth_nothing() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(
-    workers=st.integers(17, 60),
+    model=st.sampled_from([ClosedForm(), DrainAware()]),
+    workers=st.integers(3, 60),
     batch=st.integers(8, 512),
     new=st.floats(50, 6000),
     response=st.floats(20, 1000),
@@ -158,14 +160,14 @@ def test_workers_that_die_while_they_prepare_are_worth_nothing() -> None:
     overhead=st.floats(0, 3),
 )
 def test_the_coarse_search_finds_what_looking_at_everything_finds(
-    workers: int, batch: int, new: float, response: float, bubble: float, overhead: float
+    model: MakespanModel, workers: int, batch: int, new: float, response: float, bubble: float, overhead: float
 ) -> None:
     profile = Profile(replace(ENGINE, turn_overhead_s=overhead), workload(10, new, response, bubble))
-    engine = DecisionEngine(DecisionSettings(), ClosedForm())
+    engine = DecisionEngine(DecisionSettings(), model)
     rows = np.concatenate([layout_array([Layout(0, 0, workers)]), ratios(workers), mixtures(workers)])
-    seconds = ClosedForm().makespans(profile, rows, batch)
+    seconds = model.makespans(profile, rows, batch)
     least = seconds[Constraints.of(profile, rows, batch).feasible].min()
-    assert engine.best(profile, workers, batch)[1] <= least * 1.01
+    assert engine.best(profile, workers, batch)[1] <= least * 1.02
 
 
 @settings(max_examples=60, deadline=None)
