@@ -271,8 +271,8 @@ class Elastic:
             assert worker.admission is None or worker.admission in self._switches, f"{name} waits and is counted"
         for number, expansion in self.rebuilder.expansions.items():
             members = self.fleet.groups[number].members
-            assert members == set(expansion.members), f"expansion {number} and its group differ"
-            assert not members & self.members.keys(), f"a member of expansion {number} is counted"
+            assert members.keys() == set(expansion.members), f"expansion {number} and its group differ"
+            assert not members.keys() & self.members.keys(), f"a member of expansion {number} is counted"
         assert self._targets.keys() <= self.fleet.groups.keys(), "a layout is kept for a group that is not there"
 
 

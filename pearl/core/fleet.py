@@ -31,7 +31,8 @@ class AdmissionGroup:
     """Workers that begin to serve together: the last one that holds the newest weights admits all."""
 
     number: int
-    members: set[str]
+    members: dict[str, None]
+    """In a fixed order, so that a run can be repeated."""
     open: bool = False
     """Roles are decided, so weights are fetched. Before that its members wait with their engines loaded."""
     loaded: set[str] = field(default_factory=set)
@@ -103,7 +104,7 @@ class Fleet:
 
     def group(self, number: int, names: Iterable[str], *, open: bool = False) -> None:
         """These workers are to begin to serve together."""
-        group = self.groups[number] = AdmissionGroup(number, set(names), open)
+        group = self.groups[number] = AdmissionGroup(number, dict.fromkeys(names), open)
         for name in group.members:
             worker = self.workers[name]
             self.ungroup(worker)
@@ -113,7 +114,7 @@ class Fleet:
     def extend(self, number: int, worker: WorkerSlot) -> None:
         """One more for a group that is not open yet."""
         self.ungroup(worker)
-        self.groups[number].members.add(worker.name)
+        self.groups[number].members[worker.name] = None
         worker.admission = number
         self.touch(worker)
 
@@ -128,8 +129,9 @@ class Fleet:
         worker.admission = None
         if group is None:
             return
-        for names in (group.members, group.loaded, group.synced):
-            names.discard(worker.name)
+        group.members.pop(worker.name, None)
+        group.loaded.discard(worker.name)
+        group.synced.discard(worker.name)
         if group.members:
             self.touch(self.workers[next(iter(group.members))])
             self._group_ready(group)

@@ -57,12 +57,13 @@ def check_fleet(fleet: Fleet) -> None:
             leaves = worker.awaits is Awaited.STOP or worker.activity in (Activity.ACTIVE, Activity.DRAINING)
             assert leaves, f"{name} is {worker.activity} and does not leave"
         if worker.overlap:
-            holds = worker.running and worker.activity is not Activity.INACTIVE
-            owns = holds or worker.awaits is Awaited.RESUME
-            owner = fleet.gpus.owner[name]
-            assert owns == (owner is Owner.WORKER), f"{name} is {worker.activity}, but its GPUs belong to {owner}"
+            asleep = not worker.running or worker.activity is Activity.INACTIVE
+            waking = worker.awaits in (Awaited.RESUME, Awaited.STOP)  # a stop may be sent over a resume
+            owns = fleet.gpus.owner[name] is Owner.WORKER
+            assert owns or asleep, f"{name} is {worker.activity} without owning its GPUs"
+            assert not owns or not asleep or waking, f"{name} is {worker.activity} and owns its GPUs"
         if worker.admission is not None:
             assert name in fleet.groups[worker.admission].members, f"{name} waits for a group that is not there"
     for group in fleet.groups.values():
-        assert group.members and group.loaded <= group.members >= group.synced, f"group {group.number} is wrong"
+        assert group.members and group.loaded <= group.members.keys() >= group.synced, f"group {group.number} is wrong"
         assert not group.open or len(group.synced) < len(group.members), f"group {group.number} was not admitted"

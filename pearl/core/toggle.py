@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from pearl.core import events as ev
 from pearl.core.decision import GateDecision
 from pearl.core.gate import Average, ask_gate
+from pearl.core.gpus import Owner
 from pearl.core.settings import Borrowing
 from pearl.core.state import Activity, Goal, WorkerSlot
 
@@ -169,7 +170,7 @@ class Toggle:
             return
         for name in self.slots:
             worker = self.fleet.workers[name]
-            if worker.running and worker.activity is not Activity.INACTIVE:
+            if self.fleet.gpus.owner[name] is Owner.WORKER:
                 self._whole = False
                 self._record("return", "forced", f"{name} is {worker.activity} at the deadline", now)
                 self.fleet.stop(worker, "its GPUs go back to training, and the deadline has passed")

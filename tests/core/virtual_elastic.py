@@ -47,6 +47,12 @@ def slot(name: str, zone: Zone = Zone.PREEMPTIBLE) -> SlotInfo:
     return SlotInfo(name, zone, (f"{name}/0",), name)
 
 
+TRAINER = (
+    ev.TrainerReady, ev.BatchTrained, ev.SnapshotPublished, ev.CheckpointWritten, ev.TrainerOffloaded,
+    ev.TrainerReloaded, ev.TrainerLost,
+)  # fmt: skip
+
+
 @dataclass
 class ElasticVirtual(Virtual):
     """`spot`: preemptible slots that come and go; `overlap`: slots on the trainer's GPUs."""
@@ -59,6 +65,9 @@ class ElasticVirtual(Virtual):
     pairs: dict[TrajectoryId, ev.Generate] = field(default_factory=dict)
     prefills: dict[int, ev.Generate] = field(default_factory=dict)
     """Which request a PrefillDone is of."""
+    trainer_life: int = 0
+    said: dict[int, tuple[Event, int]] = field(default_factory=dict)
+    """What the trainer says in which of its lives."""
     owner: dict[str, str] = field(default_factory=dict)
     up: dict[str, int] = field(default_factory=dict)
     """Running engines by slot, with their incarnation."""
@@ -82,8 +91,17 @@ class ElasticVirtual(Virtual):
                 return end
         raise AssertionError("nothing is left to happen and the run is not finished")
 
+    def at(self, delay: float, event: Event) -> None:
+        if isinstance(event, TRAINER):
+            self.said[id(event)] = (event, self.trainer_life)
+        super().at(delay, event)
+
     def deliver(self, event: Event) -> ev.FinishRun | None:
+        if isinstance(event, TRAINER) and self.said[id(event)][1] != self.trainer_life:
+            return None  # the trainer died before it could say so
         match event:
+            case ev.TrainerLost():
+                self.trainer_life += 1
             case ev.SlotLost() if event.life == self.lives[event.worker]:
                 self.vanish(event.worker)
             case ev.PrefillDone():
