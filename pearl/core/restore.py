@@ -132,6 +132,9 @@ class Replay:
         trajectory = TrajectoryId(*r["trajectory"])
         self.attempts.pop(trajectory, None)
         member = self._member(trajectory)
+        if member.finished == trajectory:  # its score came back, but behind the loss of its environment
+            member.finished = None
+            self._unsettle(trajectory.group)
         if r["infrastructure"]:
             member.infrastructure_failures += 1
         else:
@@ -140,9 +143,11 @@ class Replay:
     def _finished(self, r: Mapping[str, Any]) -> None:
         trajectory = TrajectoryId(*r["trajectory"]["id"])
         attempt = self.attempts.pop(trajectory, None)
+        if attempt is None:
+            return  # it was discarded before its score came back
         member = self._member(trajectory)
         member.finished, member.reward = trajectory, r["trajectory"]["reward"]
-        member.oldest_step = (attempt.oldest_step or 0) if attempt else 0
+        member.oldest_step = attempt.oldest_step or 0
         self._settle(trajectory.group)
 
     def _end(self, r: Mapping[str, Any]) -> None:
@@ -157,6 +162,12 @@ class Replay:
         group.open_members -= 1
         if not group.open_members:
             self.order.append(number)
+
+    def _unsettle(self, number: int) -> None:
+        group = self.groups[number]
+        if not group.open_members:
+            self.order.remove(number)
+        group.open_members += 1
 
     def _trained(self, r: Mapping[str, Any]) -> None:
         self.trained[r["step"]] = tuple(r["groups"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -187,6 +188,28 @@ def test_a_trajectory_goes_on_from_where_it_was() -> None:
         (attempt,) = pipeline.suspended
         assert attempt.resume_at == resume_at
         assert pipeline.rollout.room(attempt) == room
+
+
+@pytest.mark.parametrize("discarded_first", [True, False])
+def test_a_score_that_crosses_the_loss_of_its_environment_counts_for_nothing(discarded_first: bool) -> None:
+    """Whoever scores writes the record; whether the machine hears of the loss before or behind that is chance."""
+    first, second = TrajectoryId(0, 0, 0), TrajectoryId(0, 0, 1)
+    discard = {"kind": "discard", "trajectory": first, "infrastructure": True}
+    finished = {"kind": "finished", "trajectory": {"id": first, "reward": 1.0}}
+    records: list[dict[str, Any]] = [
+        {"kind": "draw", "group": 0, "task": 3, "cursor": 1, "members": 2},
+        *({"kind": "open", "trajectory": TrajectoryId(0, m, 0)} for m in (0, 1)),
+        {"kind": "finished", "trajectory": {"id": TrajectoryId(0, 1, 0), "reward": 1.0}},
+        *([discard, finished] if discarded_first else [finished, discard]),
+        {"kind": "open", "trajectory": second},
+    ]
+    pipeline = machine({"groups_per_batch": 1})
+    Replay().read(records).apply(pipeline, 0)
+    assert pipeline.groups[0].members[0].finished is None and not pipeline.ready
+    records.append({"kind": "finished", "trajectory": {"id": second, "reward": 0.5}})
+    pipeline = machine({"groups_per_batch": 1})
+    Replay().read(records).apply(pipeline, 0)
+    assert pipeline.groups[0].members[0].finished == second and list(pipeline.ready) == [0]
 
 
 def test_a_rollback_gives_trained_samples_back() -> None:
