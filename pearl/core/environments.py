@@ -61,7 +61,7 @@ class EnvironmentTable(dict[str, EnvironmentSlot]):
 
     def became_ready(self, event: ev.EnvironmentWorkerReady) -> None:
         slot = self[event.worker]
-        if slot.incarnation == event.incarnation:
+        if slot.incarnation == event.incarnation and not slot.ready:
             slot.ready, slot.capacity, slot.live = True, event.capacity, 0
             self._changed(slot)
 
