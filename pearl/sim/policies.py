@@ -28,7 +28,7 @@ class Policy:
     def machine(
         self, pipeline: PipelineSettings, tasks: TaskCursor, prior: Profile, options: EngineOptions
     ) -> tuple[Scheduler, RuntimeTracker]:
-        """The schedulers, and the tracker, which sees instructions only if somebody shows them to it."""
+        """The schedulers, and the tracker that they show everything to."""
         model = ClosedForm() if self.closed_form else DrainAware(
             decode_keeps_kv=options.decode_keeps_kv,
             prefill_keeps_response=options.prefill_keeps_response,

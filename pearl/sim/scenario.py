@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from pearl.core import events as ev
-from pearl.core.events import Event, Instruction
-from pearl.core.profile import RuntimeTracker
 from pearl.core.settings import PipelineSettings
 from pearl.core.tasks import TaskCursor
 from pearl.core.workload import EngineProfile, Profile, WorkloadProfile
@@ -173,17 +171,6 @@ def _prior(batch: int, group_size: int) -> WorkloadProfile:
     return workload_profile(PRESETS["swe"], batch=batch, group_size=group_size)
 
 
-class Shown:
-    """Shows a tracker the instructions; the schedulers show it the events."""
-
-    def __init__(self, tracker: RuntimeTracker) -> None:
-        self.tracker = tracker
-
-    def saw(self, now: float, entry: Event | Instruction) -> None:
-        if isinstance(entry, Instruction):
-            self.tracker.observe(entry, now)
-
-
 def simulate(
     scenario: Scenario, observers: Iterable[Observer] = (), *, validate: bool = False
 ) -> tuple[dict[str, Any], Simulator]:
@@ -195,7 +182,7 @@ def simulate(
     began = time.perf_counter()
     models, cluster, workload = scenario.models(), scenario.cluster(), scenario.make_workload()
     prior = Profile(models.engine, _prior(scenario.batch, scenario.group_size))
-    machine, tracker = POLICIES[scenario.policy].machine(
+    machine, _ = POLICIES[scenario.policy].machine(
         scenario.pipeline(models.engine), TaskCursor(TASKS, scenario.seed), prior, models.options
     )
     results = Results(scenario.group_size)
@@ -205,7 +192,7 @@ def simulate(
         models,
         workload,
         seed=scenario.seed,
-        observers=[Shown(tracker), results, *observers],
+        observers=[results, *observers],
         validate=validate,
     )
     end = simulator.run(scenario.hours * 3600)
