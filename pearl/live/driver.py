@@ -66,6 +66,7 @@ def pipeline_settings(config: RunConfig) -> PipelineSettings:
         quarantine_after=p.quarantine_after,
         worker_restarts=p.worker_restarts,
         checkpoints=config.checkpoint.every_steps > 0,
+        checkpoint_every_steps=config.checkpoint.every_steps,
     )
 
 
