@@ -80,7 +80,7 @@ def test_the_log_keeps_events_and_ended_samples(tmp_path: Path) -> None:
     (line,) = (tmp_path / "events.jsonl").read_text().splitlines()
     assert json.loads(line) | {"time": 0} == {
         "time": 0, "kind": "Generate", "trajectory": "g0.0.0", "worker": "a", "incarnation": 1, "version": 0,
-        "max_new_tokens": 8,
+        "max_new_tokens": 8, "prefill_worker": "", "prefill_incarnation": 0,
     }  # fmt: skip
     first, second = msgpack.Unpacker((tmp_path / "trajectories.msgpack").open("rb"))
     assert trajectory_from_wire(first["trajectory"]) == done
