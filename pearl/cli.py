@@ -173,6 +173,37 @@ def simulate(
 
 
 @app.command()
+def plan(
+    model: Annotated[str, typer.Option(help="A model with a shipped profile.")] = "qwen3-8b",
+    gpu: Annotated[str, typer.Option(help="Kind of GPU.")] = "h800",
+    tensor_parallel: Annotated[int, typer.Option(help="GPUs of a worker: 1, 2, 4 or 8.")] = 2,
+    gpus: Annotated[int, typer.Option(help="Rollout GPUs.")] = 16,
+    batch: Annotated[int, typer.Option(help="Trajectories of a batch.")] = 64,
+    workload: Annotated[str, typer.Option(help="A workload that the simulator knows.")] = "swe",
+    profile: Annotated[
+        Path | None, typer.Option(help="The profile.yaml of a run, instead of model, GPU and workload.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="One object on stdout.")] = False,
+) -> None:
+    """Predict the makespan of every layout of prefill, decode and colocated workers, and choose."""
+    from pearl.plan import make_plan, show
+
+    made = make_plan(
+        model=model,
+        gpu=gpu,
+        tensor_parallel=tensor_parallel,
+        gpus=gpus,
+        batch=batch,
+        workload=workload,
+        profile=profile,
+    )
+    if json:
+        print(json_module.dumps(made.as_dict()))
+    else:
+        show(made, Console())
+
+
+@app.command()
 def doctor(
     json: Annotated[bool, typer.Option("--json", help="One object on stdout.")] = False,
 ) -> None:

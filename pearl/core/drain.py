@@ -84,6 +84,10 @@ class DrainAware:
             return result
         return _Batch(self, profile, layouts, batch).makespans()
 
+    def bubble_ratio(self, profile: Profile, layout: Layout, batch: float) -> float:
+        """θ = (1 - f)/f, f = share of their lives in which the trajectories decode; for a profile that has none yet."""
+        return _Batch(self, profile, layout_array([layout]), batch).bubble_ratio()
+
 
 class _Batch:
     """One call's arrays. Columns are bins of turns. Rows are *sides*: the colocated workers of each layout that has
@@ -122,6 +126,13 @@ class _Batch:
             response = response[order]
         seconds: Seconds = (t.environment_s + response) @ t.weight + self._tail_s(response)
         return seconds
+
+    def bubble_ratio(self) -> float:
+        t = self.turns
+        response = self._response_s(self.decode / self.answering)
+        lived = self._sum(self.share * (response + t.environment_s)) @ (t.weight * t.live)
+        decoded = self._sum(self.share * self.decode_s) @ (t.weight * t.live)
+        return float(lived[0] / max(decoded[0], 1e-9) - 1.0)
 
     def _sum(self, sides: Grid) -> Grid:
         """Sides, shape (sides, turns), added up by layout."""
@@ -173,11 +184,12 @@ class _Batch:
                 ahead[0], ahead[1] = among * amortised, among * transfer
             ahead[2] = self.alone * ahead[0] + ((on_decode - 1.0) * t.response * slope if model.bubble else 0.0)
             cycle = cycle_s(t.environment_s, own, ahead)
-            if model.capacity and (on_decode > slots).any():
+            if model.capacity:
                 at_once = np.minimum(on_decode, slots)
                 busy = self.alone * at_once * amortised + transfer + t.response * (fixed + slope * at_once)
                 cycle = np.maximum(cycle, on_decode / at_once * busy)
             response = cycle - t.environment_s
+            decode_s = np.minimum(response, decode * cycle / np.maximum(cycle - ahead[2], 1e-9))
             if number + 1 == PASSES:
                 # The first turn comes all at once: nobody's environment hides anybody's prefill.
                 prefill = compute[:, 0] + start[:, 0] / t.most_together(on_prefill, model.chunk_tokens)[:, 0]
@@ -185,7 +197,6 @@ class _Batch:
                 burst = on_prefill[:, 0] * prefill + transfer[:, 0] + decode_all
                 response[:, 0] = np.maximum(response[:, 0], burst)
                 break
-            decode_s = np.minimum(response, decode * cycle / np.maximum(cycle - ahead[2], 1e-9))
             on_prefill_s = response - self.pair * decode_s
             rate = among / cycle
             gap = start + self.alone * (fixed + slope * decoding)
@@ -204,7 +215,7 @@ class _Batch:
                 rate = self.decode / np.maximum(response, 1e-9)
                 total = self._sum(rate)
                 share = rate / np.concatenate([total[self.of_alone], total[self.of_pair]])
-        self.share = share
+        self.share, self.decode_s = share, decode_s
         return response
 
     def _hit(self, lost: Grid) -> Grid:
