@@ -102,8 +102,9 @@ class RolloutWorker:
     async def generate(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Fields of `request`: those of GenerateRequest. Result: token_ids, logprobs (see `generation` for their
         temperature), versions ([version, count] runs), finish (a FinishReason), reason, first_token_s (None without a
-        token), seconds, cached_tokens. A bad request is finish = failed; nothing raises but a dead or missing engine
-        that was dead before the call."""
+        token), first_tokens, seconds, cached_tokens, and, negative where not measured, queue_s, prefill_s,
+        decode_batch, decode_kv_tokens and stall_s. A bad request is finish = failed; nothing raises but a dead or
+        missing engine that was dead before the call."""
         client = self._live()
         try:
             parsed = GenerateRequest.from_wire(request)

@@ -18,6 +18,7 @@ from actors.sglang.flight import Flight
 from actors.sglang.generation import GenerateRequest, Generation
 from actors.sglang.http import EngineHttp
 from actors.sglang.loader import Order
+from actors.sglang.meter import DecodeMeter
 from actors.sglang.update import Loaded, update_weights
 from pearl.core.trajectory import FinishReason
 
@@ -39,6 +40,7 @@ class EngineClient:
         self._ranks = ranks
         self._newest = -1
         self._flights: dict[str, Flight] = {}
+        self._meter = DecodeMeter()
         self._paused: PauseMode | None = None
         self._shut: list[str] = []
         self._gate = asyncio.Event()
@@ -65,7 +67,7 @@ class EngineClient:
         if not 0 <= min(request.token_ids) <= max(request.token_ids) < self._vocabulary:
             refused.end(FinishReason.FAILED, f"a token id is outside the vocabulary of {self._vocabulary}")
             return refused
-        flight = self._flights[request.rid] = Flight(request, self._http)
+        flight = self._flights[request.rid] = Flight(request, self._http, self._meter)
         try:
             return await flight.run(self._gate, self._refusal)
         finally:

@@ -13,6 +13,7 @@ import aiohttp
 from actors.sglang.errors import EngineError
 from actors.sglang.generation import GenerateRequest, Generation
 from actors.sglang.http import DEATH_NOTICE_S, EngineHttp
+from actors.sglang.meter import DecodeMeter
 from pearl.core.trajectory import FinishReason
 
 ABORT_GRACE_S = 5.0
@@ -20,7 +21,7 @@ ABORT_GRACE_S = 5.0
 
 
 class Flight:
-    def __init__(self, request: GenerateRequest, http: EngineHttp) -> None:
+    def __init__(self, request: GenerateRequest, http: EngineHttp, meter: DecodeMeter) -> None:
         # SGLang aborts every request whose id *begins* with the given one, so ids of our own, all of one length.
         self.server_rid = uuid.uuid4().hex
         self.aborted = asyncio.Event()
@@ -31,6 +32,7 @@ class Flight:
         self._request = request
         self._sent = False
         self._http = http
+        self._meter = meter
 
     async def run(self, gate: asyncio.Event, refusal: Callable[[], str]) -> Generation:
         """Wait for `gate`, generate, and say how it ended; only cancellation raises.
@@ -54,6 +56,7 @@ class Flight:
             await asyncio.shield(asyncio.ensure_future(self.send_abort()))
             raise
         finally:
+            result.decoded = self._meter.left(self.server_rid)
             self.done.set()
             work.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
@@ -65,6 +68,15 @@ class Flight:
         with contextlib.suppress(EngineError):
             body = {"rid": self.server_rid, "abort_all": False}
             await self._http.call("POST", "/abort_request", body, timeout_s=timeout_s)
+
+    def _measure(self, before: int) -> None:
+        tokens = len(self.result.token_ids) - before
+        if tokens and before:
+            self._meter.grew(self.server_rid, tokens)
+        elif tokens:
+            if self.result.prefill:
+                self._meter.prefilled(*self.result.prefill)
+            self._meter.joined(self.server_rid, len(self._request.token_ids) + tokens)
 
     async def _overdue(self, work: asyncio.Task[None], result: Generation) -> None:
         why = f"the deadline of {self._request.timeout_s:g} s passed"
@@ -96,7 +108,9 @@ class Flight:
         else:
             self._sent = True
             async for reply in self._http.stream("/generate", self._request.body(self.server_rid)):
+                before = len(result.token_ids)
                 result.feed(reply)
+                self._measure(before)
             if result.finish is None:
                 raise aiohttp.ClientPayloadError("the stream ended early")
 

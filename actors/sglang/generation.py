@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from actors.sglang.meter import Decoded
 from pearl.core.trajectory import FinishReason
 
 
@@ -91,9 +92,15 @@ class Generation:
     reason: str = ""
     """What a reader wants to know beyond `finish`: the matched stop, the error, the last log lines."""
     first_token_s: float | None = None
+    first_tokens: int = 0
+    """How many came at once with the first."""
     seconds: float = 0.0
     cached_tokens: int = 0
     """Prompt tokens that the prefix cache held."""
+    queue_s: float = -1.0
+    prefill: tuple[float, float] | None = None
+    """When the engine began and ended to compute the prompt, by its own clock; None where it does not say."""
+    decoded: Decoded = field(default_factory=Decoded)
     began: float = field(default_factory=time.monotonic)
 
     def feed(self, reply: Mapping[str, Any]) -> None:
@@ -114,9 +121,14 @@ class Generation:
             raise ValueError("the engine's log-probs are not those of its tokens")
         if tokens and self.first_token_s is None:
             self.first_token_s = time.monotonic() - self.began
+            self.first_tokens = len(tokens)
         self.token_ids += tokens
         self.logprobs += [float(entry[0]) for entry in logprobs]
         self.cached_tokens = meta.get("cached_tokens", self.cached_tokens)
+        self.queue_s = meta.get("queue_time", self.queue_s)
+        began, done = meta.get("forward_entry_time"), meta.get("prefill_finished_time")
+        if began and done and done > began:
+            self.prefill = (began, done)
         self._count(int(meta["weight_version"]), len(tokens))
         if ended is not None:
             # Only the last reply knows exactly where a version ended.
@@ -140,8 +152,14 @@ class Generation:
             "finish": str(self.finish),
             "reason": self.reason,
             "first_token_s": self.first_token_s,
+            "first_tokens": self.first_tokens,
             "seconds": self.seconds,
             "cached_tokens": self.cached_tokens,
+            "queue_s": self.queue_s,
+            "prefill_s": self.prefill[1] - self.prefill[0] if self.prefill else -1.0,
+            "decode_batch": self.decoded.batch,
+            "decode_kv_tokens": self.decoded.kv_tokens,
+            "stall_s": self.decoded.stall_s,
         }
 
     def _count(self, version: int, tokens: int) -> None:

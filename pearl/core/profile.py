@@ -228,7 +228,7 @@ class RuntimeTracker:
             regressors = [1.0, t.decode_batch, t.decode_kv_tokens]
             if share := self.prior.engine.expert_share:
                 regressors.append(1.0 - (1.0 - share) ** t.decode_batch)
-            self.decode.add((t.decode_batch, t.decode_kv_tokens), regressors, t.decode_s / (tokens - 1))
+            self.decode.add((t.decode_batch, t.decode_kv_tokens), regressors, (t.decode_s - max(0.0, t.stall_s)) / (tokens - 1))
         if t.transfer_s >= 0 and t.transfer_bytes > 0:
             self.transfer.add((t.transfer_bytes, 0.0), (1.0, t.transfer_bytes), t.transfer_s)
 

@@ -18,6 +18,8 @@ class TurnTelemetry:
     """Compute of the `prompt_tokens - cached_tokens`, without waiting."""
     decode_s: float = -1.0
     """From the first to the last generated token."""
+    stall_s: float = 0.0
+    """Of `decode_s`, time in which the worker prefilled others and did not decode."""
     decode_batch: float = -1.0
     """Mean number of sequences in the decode iterations that made this turn's tokens, itself included."""
     decode_kv_tokens: float = -1.0

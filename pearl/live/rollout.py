@@ -12,6 +12,7 @@ from pearl.cluster.errors import ActorError
 from pearl.config import RunConfig
 from pearl.core import events as ev
 from pearl.core.events import Event
+from pearl.core.telemetry import TurnTelemetry
 from pearl.core.trajectory import FinishReason
 from pearl.errors import RunFailed, UserError
 from pearl.live.actors import Actors
@@ -21,6 +22,27 @@ from pearl.live.tokens import LiveTrajectory
 from pearl.weights.snapshot import snapshot_directory
 
 Post = Callable[[Event], None]
+
+
+def turn_telemetry(prompt_tokens: int, reply: dict[str, Any]) -> TurnTelemetry | None:
+    """Of a rollout worker's reply; None without a token, which says nothing of the engine."""
+    tokens, at_first = len(reply["token_ids"]), reply["first_tokens"]
+    if not tokens:
+        return None
+    # An engine streams several tokens at a time, so the time to the first of them is not seen.
+    seen_s = reply["seconds"] - reply["first_token_s"]
+    decode_s = seen_s * (tokens - 1) / (tokens - at_first) if tokens > at_first else -1.0
+    stall_s = reply["stall_s"] * decode_s / seen_s if seen_s > 0 else 0.0
+    return TurnTelemetry(
+        prompt_tokens,
+        reply["cached_tokens"],
+        queue_s=reply["queue_s"],
+        prefill_s=reply["prefill_s"],
+        decode_s=decode_s,
+        stall_s=stall_s,
+        decode_batch=reply["decode_batch"],
+        decode_kv_tokens=reply["decode_kv_tokens"],
+    )
 
 
 class RolloutWorkers:
@@ -96,6 +118,7 @@ class RolloutWorkers:
         """Answers with one TurnGenerated; the tokens are in `trajectory` before that."""
         sampling, limit = self.config.engine.sampling, self.config.deadlines.generate_s
         finish, reason, tokens, version = FinishReason.LOST, "its worker is gone", 0, i.version
+        telemetry = None
         if (ref := self._ref(i.worker, i.incarnation)) is not None:
             request = {
                 "rid": f"{i.trajectory}@{len(trajectory.token_ids)}",
@@ -109,6 +132,7 @@ class RolloutWorkers:
             }
             try:
                 reply = await self.actors.call(ref, "generate", request, timeout_s=limit, waiter=str(i.trajectory))
+                telemetry = turn_telemetry(len(trajectory.token_ids), reply)
                 trajectory.add_response(reply["token_ids"], reply["logprobs"], reply["versions"])
                 tokens = len(reply["token_ids"])
                 finish, reason = FinishReason(reply["finish"]), reply["reason"]
@@ -119,7 +143,7 @@ class RolloutWorkers:
                 reason = str(error)
         if finish is FinishReason.LOST:  # the loss is told first, else the turn would go straight back to the dead
             await self._condemn(i.worker, i.incarnation, reason)
-        self.post(ev.TurnGenerated(i.trajectory, i.worker, i.incarnation, tokens, version, finish, reason))
+        self.post(ev.TurnGenerated(i.trajectory, i.worker, i.incarnation, tokens, version, finish, reason, telemetry))
 
     def _record(self, i: ev.Generate, reply: dict[str, Any]) -> None:
         kept = {name: reply[name] for name in ("token_ids", "logprobs", "versions", "finish")}

@@ -7,6 +7,7 @@ metrics.jsonl          one object per optimizer step (also as TensorBoard scalar
 trajectories.msgpack   every sample that ended, with its tokens, append-only
 workers/  engines/     logs of the processes
 checkpoints/           DeepSpeed checkpoints
+profile.yaml           costs of the engine and shape of the workload, as `pearl plan --profile` takes them
 summary.json           what was achieved
 """
 
@@ -41,6 +42,7 @@ class RunDirectory:
         self.engines = path / "engines"
         self.checkpoints = path / "checkpoints"
         self.weights = path / "weights"
+        self.profile = path / "profile.yaml"
         self.summary = path / "summary.json"
         self.snapshots = _snapshot_folder(path)
 

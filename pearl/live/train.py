@@ -23,6 +23,7 @@ from pearl.live.run_directory import RunDirectory
 from pearl.observe.console import RunConsole
 from pearl.observe.event_log import EventLog
 from pearl.observe.metrics import Metrics
+from pearl.observe.profile import ProfileObserver, live_prior
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells expect it."""
@@ -61,7 +62,8 @@ async def train(
     )
     screen = RunConsole(console, driver.pipeline)
     metrics = Metrics(directory.metrics, directory.tensorboard, driver.pipeline, screen.step_line)
-    driver.observers = [log, metrics, screen]
+    profile = ProfileObserver(directory.profile, live_prior(config, ready.model_directory))
+    driver.observers = [log, metrics, screen, profile]
     if watch is not None:
         watch.driver = driver
         driver.observers.append(watch)
@@ -83,6 +85,7 @@ async def train(
         directory.close()
         log.close()
         metrics.close()
+        profile.close()
     summary = _summary(config, driver, metrics, directory)
     summary["stopped"] = None if done else end.reason
     directory.summary.write_text(json.dumps(summary, indent=1))
