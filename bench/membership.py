@@ -2,11 +2,11 @@
 
     python -m bench.membership [--json] [--workers 16] [--rounds 2]
 
-Real worker processes on this machine, the scheduler in the driver's process, as in a run. Each round starts all workers,
-sends each a SIGTERM (a notice), then ends half of them by a second SIGTERM (closed) and half by SIGKILL (lost), one by
-one. Times run from the signal (of `joined`: from when the scheduler had the worker) to the driver's callback;
-`lost, known` is the part from when the scheduler knew. The plugin's own time is that of its methods, the sending of the
-event included. The exit code is 1 if a median is above 50 ms. Writes `bench/results/membership.json`.
+Real worker processes on this machine; the scheduler is in the driver's process, as in a run. Each round starts all
+workers, sends each a SIGTERM (a notice), then ends half of them by a second SIGTERM (closed) and half by SIGKILL
+(lost), one by one. Times run from the signal (of `joined`: from when the scheduler had the worker) to the driver's
+callback; `lost, known` is the part from when the scheduler knew. The plugin's own time is that of its methods, the
+sending of the event included. The exit code is 1 if a median is above 50 ms. Writes `bench/results/membership.json`.
 """
 
 from __future__ import annotations

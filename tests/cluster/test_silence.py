@@ -66,6 +66,21 @@ async def test_a_stopped_worker_is_lost_and_cannot_come_back(cluster: Watched) -
     assert cluster.members.empty()
 
 
+async def test_a_stopped_worker_that_nobody_can_kill_ends_itself_when_it_goes_on(
+    cluster: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await cluster.actor()
+    await cluster.event("joined")
+    process = cluster.local.workers["w-0"].process
+    with monkeypatch.context() as patch:
+        patch.setattr(cluster.local, "_end", lambda worker: None)  # as if it were on a machine that cannot be reached
+        os.kill(process.pid, signal.SIGSTOP)
+        assert (await cluster.event("left")).reason == "lost"
+        os.kill(process.pid, signal.SIGCONT)
+        assert await asyncio.wait_for(process.wait(), EVENT_S) == 0
+    assert cluster.members.empty() and not cluster.local.scheduler.workers
+
+
 async def test_a_worker_behind_a_cut_network_is_lost_and_killed(cluster: Watched) -> None:
     proxy = Proxy()
     cluster.local.contact = await proxy.start(cluster.local.scheduler.address)
