@@ -58,7 +58,17 @@ class EnvironmentWorker:
         except BaseException:
             await self.stop()
             raise
-        return {"directory": str(self._backend.directory), "swept": swept, **await self.tasks()}
+        builds = hasattr(self._family, "prepare")
+        return {"directory": str(self._backend.directory), "swept": swept, "builds": builds, **await self.tasks()}
+
+    async def prepare(self) -> dict[str, Any]:
+        """Build what the family's tasks need beforehand, if `start` said that it `builds`; faults by task name.
+
+        Raises UserError if nothing can be built. The caller bounds it: it can take many minutes the first time.
+        """
+        family = self._started()[1]
+        prepare = getattr(family, "prepare", None)
+        return {"faults": {} if prepare is None else await prepare()}
 
     async def tasks(self) -> dict[str, Any]:
         """How many tasks there are to draw from, and their names in order."""
@@ -136,6 +146,8 @@ class EnvironmentWorker:
     async def stop(self) -> None:
         """Close everything; no process and no file of a sandbox is left. Can be called repeatedly."""
         await asyncio.gather(*(self._close(key) for key in list(self._sessions)))
+        if (close := getattr(self._family, "close", None)) is not None:
+            close()
         if self._backend is not None:
             await self._backend.close()
         self._backend = self._family = self._chat = None

@@ -17,6 +17,8 @@ class Action:
 
     command: str | None
     submit: bool = False
+    fault: str = ""
+    """What is wrong with a response without a command, for the agent; a general hint if it is empty."""
 
 
 def parse_action(response: str) -> Action:

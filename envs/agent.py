@@ -70,7 +70,7 @@ class AgentSession:
             return Advance((), StopReason.SUBMITTED)
         if action.command is None:
             self.format_errors += 1
-            text = FORMAT_ERROR
+            text = action.fault or FORMAT_ERROR
         else:
             result = await _within(timeout_s, "a step", self._environment.step(action.command, timeout_s))
             if result.done:

@@ -77,8 +77,9 @@ class Environment(Protocol):
 class TaskFamily(Protocol):
     """An ordered list of tasks, the same one on every worker for the same configuration.
 
-    A family may also have `parse(response: str) -> Action`, its own way from a response to an action
-    (without it: `envs.action.parse_action`).
+    A family may also have `parse(response: str) -> Action`, its own way from a response to an action (without it:
+    `envs.action.parse_action`); `async prepare() -> dict[str, str]`, which builds once on each worker what its tasks
+    need and returns the faults by task name; and `close()`, called when the worker stops.
     """
 
     @property

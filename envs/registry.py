@@ -9,6 +9,7 @@ from envs.families.bugfix import BugfixFamily
 from envs.families.files import FilesFamily
 from envs.families.letters import LettersFamily
 from envs.families.mixture import ShellFamily
+from envs.families.swebench import SwebenchFamily
 from envs.protocol import TaskFamily
 from envs.sandbox.protocol import SandboxBackend
 from pearl.config.environment import EnvironmentConfig
@@ -21,6 +22,7 @@ FAMILIES: dict[str, Factory] = {
     "bugfix": BugfixFamily,
     "letters": LettersFamily,
     "shell": ShellFamily,
+    "swebench": SwebenchFamily,
 }
 
 

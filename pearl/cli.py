@@ -13,6 +13,7 @@ import typer
 import yaml
 from rich.console import Console
 
+from pearl.env_command import app as env_app
 from pearl.errors import UserError
 
 app = typer.Typer(
@@ -21,6 +22,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(env_app, name="env")
 
 
 @app.callback()

@@ -18,6 +18,9 @@ class DeadlinesConfig(Section):
     """An engine acknowledges an abort."""
     sync_s: float = Field(300.0, gt=0)
     """An engine loads and verifies one snapshot."""
+    environment_build_s: float = Field(600.0, gt=0)
+    """An environment worker builds what all tasks need (family `swebench`: repositories and virtual environments,
+    unless `pearl env build` has made them)."""
     environment_start_s: float = Field(60.0, gt=0)
     """An environment is set up and shows its first prompt."""
     environment_step_s: float = Field(60.0, gt=0)

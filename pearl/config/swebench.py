@@ -30,6 +30,9 @@ class SwebenchConfig(Section):
     """`resolved`: 1 if all FAIL_TO_PASS and PASS_TO_PASS tests pass, else 0. `fraction`: the share of FAIL_TO_PASS
     that passes, times the share of PASS_TO_PASS that does."""
 
+    problem_chars: int = Field(16_000, ge=200)
+    """Characters of a problem statement that are shown (head and tail)."""
+
     @field_validator("tasks_file", "cache")
     @classmethod
     def _absolute(cls, value: str | None) -> str | None:

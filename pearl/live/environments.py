@@ -46,7 +46,7 @@ class EnvironmentWorkers:
         try:
             ref = await self.actors.start(i.worker, i.incarnation, self.actors.classes.environment)
             self.refs[i.worker] = (i.incarnation, ref)
-            await self.actors.call(
+            reply = await self.actors.call(
                 ref,
                 "start",
                 environment.model_dump(mode="json"),
@@ -55,6 +55,8 @@ class EnvironmentWorkers:
                 f"{i.worker}.{i.incarnation}",
                 timeout_s=self.config.deadlines.worker_start_s,
             )
+            if reply and reply.get("builds"):
+                await self.actors.call(ref, "prepare", timeout_s=self.config.deadlines.environment_build_s)
             self.post(ev.EnvironmentWorkerReady(i.worker, i.incarnation, environment.sandboxes_per_worker))
         except (ActorError, RunFailed, UserError) as error:
             self.refs.pop(i.worker, None)

@@ -1,0 +1,159 @@
+"""Does a task work here: its tests fail without the gold patch, pass with it, each time; and nothing tells the fix."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from envs.errors import InfrastructureError
+from envs.sandbox.protocol import SandboxBackend
+from envs.swebench.builder import Builder, BuiltTask
+from envs.swebench.errors import TaskError
+from envs.swebench.leaks import find_leaks
+from envs.swebench.parsers import Statuses, normalise
+from envs.swebench.record import TaskRecord
+from envs.swebench.trial import Trial, run_tests
+
+SHOWN = 3
+"""Names that a reason lists."""
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """What running a task's tests before and after its gold patch showed."""
+
+    record: TaskRecord
+    """With the lists that were found, where it is valid."""
+    valid: bool
+    fails_before: bool
+    passes_after: bool
+    official_match: bool | None
+    """The benchmark's own lists hold wholly; None if it has none."""
+    seconds: float
+    reason: str
+    """One word and why; empty if there is nothing to say."""
+    flaky: tuple[str, ...] = ()
+    leaks: tuple[str, ...] = ()
+    logs: tuple[str, ...] = field(default=(), repr=False)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "instance_id": self.record.instance_id,
+            "fails_before": self.fails_before,
+            "passes_after": self.passes_after,
+            "official_match": self.official_match,
+            "seconds": round(self.seconds, 1),
+            "reason": self.reason,
+        }
+
+
+async def validate(
+    record: TaskRecord, builder: Builder, backend: SandboxBackend, *, runs: int, test_s: float
+) -> Validation:
+    """Build, run the tests `runs` times before and after the gold patch, scan for leaks."""
+    start = time.monotonic()
+    try:
+        built = await builder.abuild(record)
+        gold = await asyncio.to_thread(builder.changes, built, record.patch)
+        before, after = [], []
+        for _ in range(runs):
+            before.append(await run_tests(built, backend, {}, test_s))
+            after.append(await run_tests(built, backend, gold, test_s))
+        leaks = await asyncio.to_thread(find_leaks, built)
+    except TaskError as error:
+        return Validation(record, False, False, False, None, time.monotonic() - start, f"{error.reason}: {error}")
+    except InfrastructureError as error:
+        return Validation(record, False, False, False, None, time.monotonic() - start, f"infrastructure: {error}")
+    return compare(built, before, after, leaks, time.monotonic() - start)
+
+
+def compare(
+    built: BuiltTask, before: Sequence[Trial], after: Sequence[Trial], leaks: Sequence[str], seconds: float
+) -> Validation:
+    record = built.record
+    first, last = [trial.statuses for trial in before], [trial.statuses for trial in after]
+    flaky = sorted({name for runs in (first, last) for name in set().union(*runs) if _varies(name, runs)})
+    steady = [name for name in last[0] if all(_passes(name, run) for run in last) and name not in flaky]
+    fail_to_pass = tuple(name for name in steady if not any(_passes(name, run) for run in first))
+    pass_to_pass = tuple(name for name in steady if all(_passes(name, run) for run in first))
+    expected = tuple(map(normalise, record.fail_to_pass)) or fail_to_pass
+    fails_before = bool(expected) and not any(_passes(name, run) for name in expected for run in first)
+    passes_after = bool(expected) and all(_passes(name, run) for name in expected for run in last)
+    official, kept = _official(record)
+    match = _match(official, kept, first, last) if official else None
+    doubt = next((trial for trial in after if trial.doubt), None)
+    valid = bool(fail_to_pass) and doubt is None and not leaks
+    if doubt is not None:
+        reason = f"{'timeout' if doubt.timed_out else 'tests_do_not_run'}: with the gold patch, {doubt.doubt}"
+    elif leaks:
+        reason = f"leak: {'; '.join(leaks[:SHOWN])}"
+    elif not fail_to_pass:
+        reason = _nothing_flips(expected, first, last)
+    else:
+        reason = match or ""
+    if valid:
+        status = "valid" if match is None else "strict" if match == "" else match.partition(":")[0]
+        record = record.model_copy(
+            update={
+                "fail_to_pass": fail_to_pass,
+                "pass_to_pass": pass_to_pass,
+                "official_fail_to_pass": official,
+                "official_pass_to_pass": kept,
+                "status": status,
+                "run_s": round(max(trial.seconds for trial in after), 1),
+            }
+        )
+    logs = (before[-1].log, after[-1].log)
+    official_match = None if match is None else match == ""
+    return Validation(
+        record, valid, fails_before, passes_after, official_match, seconds, reason, tuple(flaky), tuple(leaks), logs
+    )
+
+
+def _official(record: TaskRecord) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The benchmark's lists: those named so, else the only ones, unless the task is our own."""
+    if record.official_fail_to_pass:
+        return record.official_fail_to_pass, record.official_pass_to_pass
+    return (record.fail_to_pass, record.pass_to_pass) if record.kind == "swebench" else ((), ())
+
+
+def _match(official: Sequence[str], kept: Sequence[str], first: Sequence[Statuses], last: Sequence[Statuses]) -> str:
+    """Empty if the benchmark's lists hold wholly, else which part of them does not."""
+    already = [name for name in official if any(_passes(normalise(name), run) for run in first)]
+    still = [name for name in official if not all(_passes(normalise(name), run) for run in last)]
+    lost = [name for name in kept if not all(_passes(normalise(name), run) for run in last)]
+    parts = []
+    if already:
+        parts.append(f"{len(already)} of {len(official)} official FAIL_TO_PASS pass before ({_some(already)})")
+    if still:
+        parts.append(f"{len(still)} of {len(official)} official FAIL_TO_PASS do not pass after ({_some(still)})")
+    if lost:
+        parts.append(f"{len(lost)} of {len(kept)} official PASS_TO_PASS do not pass after ({_some(lost)})")
+    word = "partial" if already or still else "f2p_ok_p2p_partial"
+    return f"{word}: {'; '.join(parts)}" if parts else ""
+
+
+def _nothing_flips(expected: Sequence[str], first: Sequence[Statuses], last: Sequence[Statuses]) -> str:
+    if not any(last):
+        return "no_tests: no test reported a result"
+    already = [name for name in expected if any(_passes(name, run) for run in first)]
+    still = [name for name in expected if not all(_passes(name, run) for run in last)]
+    said = f"; {len(already)} FAIL_TO_PASS pass before ({_some(already)})" if already else ""
+    said += f"; {len(still)} do not pass after ({_some(still)})" if still else ""
+    return f"nothing_flips: no test fails before and passes after{said}"
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - SHOWN
+    return ", ".join(names[:SHOWN]) + (f", and {more} more" if more > 0 else "")
+
+
+def _passes(name: str, statuses: Statuses) -> bool:
+    return (status := statuses.get(name)) is not None and status.passes
+
+
+def _varies(name: str, runs: Sequence[Statuses]) -> bool:
+    return len({_passes(name, run) for run in runs}) > 1
