@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pearl.core.gpus import IllegalOwner, Owner, TrainingGpus
 from pearl.core.layout import Role
 from pearl.core.routing import AFFINITY_SLACK, LoadIndex, Prefix, Router
 from pearl.core.staleness import groups_admissible, is_stale
@@ -188,3 +189,53 @@ def test_a_trajectory_survives_the_wire() -> None:
     assert trajectory_from_wire(trajectory_to_wire(trajectory)) == trajectory
     assert trajectory.token_ids == [1, 2, 3]
     assert (trajectory.generated_tokens, trajectory.versions) == (1, (4,))
+
+
+def test_a_sleeping_worker_has_forgotten_its_weights() -> None:
+    slot = WorkerSlot("w", activity=Activity.SYNCED, version=3)
+    slot.forget()
+    slot.to(Activity.INACTIVE, 0.0)
+    slot.to(Activity.LOADED, 1.0, "resumed")
+    assert slot.version is None
+    with pytest.raises(IllegalTransition):
+        slot.to(Activity.ACTIVE, 2.0)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["leave", "left", "take", "give", "return", "returned"]), st.booleans())))
+def test_gpus_never_pass_between_trainer_and_worker_directly(moves: list[tuple[str, bool]]) -> None:
+    gpus = TrainingGpus()
+    for slot in ("o0", "o1"):
+        gpus.add(slot)
+    assert gpus.trainer_home
+    for move, second in moves:
+        slot = "o1" if second else "o0"
+        before = dict(gpus.owner)
+        calls = {
+            "leave": lambda s: gpus.trainer_leaves((s,)),
+            "left": lambda s: gpus.trainer_left((s,)),
+            "take": gpus.worker_takes,
+            "give": gpus.worker_left,
+            "return": lambda s: gpus.trainer_returns((s,)),
+            "returned": lambda s: gpus.trainer_returned((s,)),
+        }
+        try:
+            calls[move](slot)
+        except IllegalOwner:
+            assert gpus.owner == before
+        for name, owner in gpus.owner.items():
+            assert {before[name], owner} != {Owner.TRAINER, Owner.WORKER}
+            assert not gpus.trainer_home or owner is Owner.TRAINER
+
+
+def test_a_trainer_does_not_restart_while_a_worker_owns_its_gpus() -> None:
+    gpus = TrainingGpus()
+    gpus.add("o0")
+    gpus.trainer_leaves(("o0",))
+    gpus.trainer_left(("o0",))
+    gpus.worker_takes("o0")
+    gpus.trainer_lost()
+    with pytest.raises(IllegalOwner):
+        gpus.trainer_restarts()
+    gpus.worker_left("o0")
+    gpus.trainer_restarts()
+    assert gpus.trainer_home
