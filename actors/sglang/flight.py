@@ -74,9 +74,9 @@ class Flight:
         if tokens and before:
             self._meter.grew(self.server_rid, tokens)
         elif tokens:
-            if self.result.prefill:
-                self._meter.prefilled(*self.result.prefill)
-            self._meter.joined(self.server_rid, len(self._request.token_ids) + tokens)
+            prompt = len(self._request.token_ids)
+            new = prompt - self.result.cached_tokens
+            self._meter.joined(self.server_rid, prompt + tokens, new, self.result.prefill)
 
     async def _overdue(self, work: asyncio.Task[None], result: Generation) -> None:
         why = f"the deadline of {self._request.timeout_s:g} s passed"

@@ -156,7 +156,7 @@ class Generation:
             "seconds": self.seconds,
             "cached_tokens": self.cached_tokens,
             "queue_s": self.queue_s,
-            "prefill_s": self.prefill[1] - self.prefill[0] if self.prefill else -1.0,
+            "prefill_s": self.decoded.prefill_s,
             "decode_batch": self.decoded.batch,
             "decode_kv_tokens": self.decoded.kv_tokens,
             "stall_s": self.decoded.stall_s,

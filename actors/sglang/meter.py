@@ -22,6 +22,16 @@ class Decoded:
     """Sum of their contexts."""
     stall_s: float = -1.0
     """Of that time, how long others' prompts were computed."""
+    prefill_s: float = -1.0
+    """Its share, by tokens, of the iteration that computed its prompt."""
+
+
+@dataclass(slots=True)
+class _Prompts:
+    """Those of one prefill iteration."""
+
+    seconds: float
+    tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -31,6 +41,8 @@ class _Stay:
     batch_before: float
     kv_before: float
     stall_before: float
+    prompt: _Prompts | None
+    new_tokens: int
 
 
 class DecodeMeter:
@@ -42,16 +54,23 @@ class DecodeMeter:
         self._batch_s = self._kv_s = self._prefill_s = 0.0
         """Integrals over time: requests, contexts, and seconds of prefill."""
         self._prefilled_until = 0.0
+        self._prompts: dict[float, _Prompts] = {}
+        """The newest iteration, by its beginning."""
 
-    def prefilled(self, began: float, ended: float) -> None:
-        """A prompt was computed between two readings of the engine's clock; prompts of one iteration share them."""
-        self._prefill_s += max(0.0, ended - max(began, self._prefilled_until))
-        self._prefilled_until = max(self._prefilled_until, ended)
-
-    def joined(self, request: str, context: int) -> None:
-        """Its first token is there."""
+    def joined(self, request: str, context: int, new: int, prefill: tuple[float, float] | None) -> None:
+        """Its first token is there. `new` of its tokens were not cached; they were computed in an iteration that lasted
+        from and to these readings of the engine's clock, if it says so."""
         now = self._advance()
-        self._stays[request] = _Stay(context, now, self._batch_s, self._kv_s, self._prefill_s)
+        prompts = None
+        if prefill is not None:
+            began, ended = prefill
+            if began not in self._prompts:
+                self._prefill_s += max(0.0, ended - max(began, self._prefilled_until))
+                self._prefilled_until = max(self._prefilled_until, ended)
+                self._prompts = {began: _Prompts(ended - began)}
+            prompts = self._prompts[began]
+            prompts.tokens += new
+        self._stays[request] = _Stay(context, now, self._batch_s, self._kv_s, self._prefill_s, prompts, new)
         self._contexts += context
 
     def grew(self, request: str, tokens: int) -> None:
@@ -66,11 +85,14 @@ class DecodeMeter:
         if stay is None:
             return Decoded()
         self._contexts -= stay.context
+        prefill_s = -1.0
+        if stay.prompt is not None and stay.new_tokens > 0:
+            prefill_s = stay.prompt.seconds * stay.new_tokens / stay.prompt.tokens
         seconds = now - stay.since_s
         if seconds <= 0:
-            return Decoded()
+            return Decoded(prefill_s=prefill_s)
         means = ((self._batch_s - stay.batch_before) / seconds, (self._kv_s - stay.kv_before) / seconds)
-        return Decoded(*means, min(seconds, self._prefill_s - stay.stall_before))
+        return Decoded(*means, min(seconds, self._prefill_s - stay.stall_before), prefill_s)
 
     def _advance(self) -> float:
         now = self._clock()

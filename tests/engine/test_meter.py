@@ -19,9 +19,9 @@ class Clock:
 def test_batch_and_contexts_are_means_over_a_request_s_decoding() -> None:
     clock = Clock()
     meter = DecodeMeter(clock)
-    meter.joined("a", 100)
+    meter.joined("a", 100, 50, None)
     clock.now = 1.0
-    meter.joined("b", 300)
+    meter.joined("b", 300, 50, None)
     clock.now = 3.0
     meter.grew("a", 50)
     clock.now = 4.0
@@ -32,22 +32,23 @@ def test_batch_and_contexts_are_means_over_a_request_s_decoding() -> None:
     assert meter.left("b").batch == pytest.approx((3 * 2 + 2 * 1) / 5)
 
 
-def test_prompts_of_one_iteration_hold_decoding_up_once() -> None:
+def test_prompts_of_one_iteration_hold_decoding_up_once_and_share_its_time() -> None:
     clock = Clock()
     meter = DecodeMeter(clock)
-    meter.prefilled(10.0, 11.0)
-    meter.joined("a", 10)
-    meter.prefilled(12.0, 13.5)
-    meter.prefilled(12.0, 13.5)
-    meter.prefilled(13.0, 14.0)
+    meter.joined("a", 10, 10, (10.0, 11.0))
+    meter.joined("b", 30, 30, (12.0, 13.5))
+    meter.joined("c", 100, 60, (12.0, 13.5))
+    meter.joined("d", 10, 10, (13.0, 14.0))
     clock.now = 5.0
-    assert meter.left("a").stall_s == pytest.approx(2.0)
+    a, b, c, d = (meter.left(name) for name in "abcd")
+    assert a.stall_s == pytest.approx(2.0)
+    assert (a.prefill_s, b.prefill_s, c.prefill_s, d.prefill_s) == pytest.approx((1.0, 0.5, 1.0, 1.0))
 
 
 def test_a_request_that_never_decoded_has_no_means() -> None:
     meter = DecodeMeter(Clock())
     assert meter.left("never") == Decoded()
-    meter.joined("at once", 5)
+    meter.joined("at once", 5, 5, None)
     assert meter.left("at once") == Decoded()
 
 
