@@ -75,7 +75,7 @@ class AvailabilityFollower:
             await self.apply(change)
 
     async def apply(self, change: Event) -> None:
-        """Do to the worker what one of `changes` says; its lives are the adapter's to count, it may crash in between."""
+        """Do to the worker what one of `changes` says; its lives are the adapter's to count, as it may crash."""
         match change:
             case SlotJoined():
                 self.adapter.offer(change.slot.name)

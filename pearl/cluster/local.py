@@ -75,7 +75,8 @@ class LocalCluster:
 
     def watch(self, on_event: Callable[[MemberEvent], None]) -> None:
         """Call `on_event` at every membership event from now on."""
-        self._watchers.append(on_event)
+        if on_event not in self._watchers:
+            self._watchers.append(on_event)
 
     async def __aenter__(self) -> LocalCluster:
         configure_dask()

@@ -109,8 +109,12 @@ class LocalAdapter:
     async def take(self, slot: str) -> None:
         """The cloud takes the slot: its worker is killed, if it is there."""
         self._offered.discard(slot)
-        if slot in self._observed or slot in self.requested:
-            await self._end(slot, "taken back by the cloud")
+        reason = "taken back by the cloud"
+        if slot in self._observed:
+            await self._end(slot, reason)
+        elif slot in self.requested:
+            self._reasons[slot] = reason
+            self.requested[slot].task.cancel()
 
     def grace(self, seconds: float) -> None:
         """How long workers that start from now on have between a warning and their end."""
@@ -151,9 +155,10 @@ class LocalAdapter:
         if (request := self.requested.get(name)) is None or request.task is not task:
             return
         del self.requested[name]
-        if not task.cancelled() and (error := task.exception()):
-            reason = self._reasons.pop(name, None) or str(error) or repr(error)
-            self.on_event(RequestFailed(request.zone, 1, request.shape, f"{name}: {reason}"))
+        error = None if task.cancelled() else task.exception()
+        if (ended := self._reasons.pop(name, None)) or error:
+            reason = f"{name}: {ended}" if ended else str(error) or repr(error)
+            self.on_event(RequestFailed(request.zone, 1, request.shape, reason))
 
     async def _end(self, name: str, reason: str) -> None:
         self._reasons[name] = reason

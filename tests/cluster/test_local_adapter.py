@@ -110,6 +110,40 @@ async def test_a_worker_that_cannot_start_is_a_failed_request(setup: Setup, monk
     assert (await setup.event(SlotJoined)).life == 2
 
 
+async def test_a_slot_that_is_taken_before_it_joined_is_a_failed_request(setup: Setup) -> None:
+    setup.adapter.offer("preemptible-0")
+    await setup.adapter.request(Zone.PREEMPTIBLE, 1, CPU)
+    await setup.adapter.take("preemptible-0")
+    failed = await setup.event(RequestFailed)
+    assert failed.reason == "preemptible-0: taken back by the cloud"
+    assert not setup.adapter.requested and not setup.cluster.local.workers
+
+
+async def test_a_worker_with_other_code_is_a_failed_request_and_ends(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "pearl.cluster.local.version_differences", lambda versions: ["torch: driver has 1, worker has 2"]
+    )
+    setup.adapter.offer("preemptible-0")
+    await setup.adapter.request(Zone.PREEMPTIBLE, 1, CPU)
+    failed = await setup.event(RequestFailed)
+    assert failed.reason == "preemptible-0 runs other code: torch: driver has 1, worker has 2"
+    assert not setup.cluster.local.workers and not setup.adapter.observed()
+    await setup.cluster.event("left")
+    assert setup.events.empty()
+
+
+async def test_connecting_twice_tells_nothing_twice(setup: Setup) -> None:
+    await setup.adapter.connect()
+    setup.adapter.offer("preemptible-0")
+    await setup.adapter.request(Zone.PREEMPTIBLE, 1, CPU)
+    await setup.event(SlotJoined)
+    await setup.adapter.release(["preemptible-0"])
+    await setup.event(SlotLost)
+    assert setup.events.empty()
+
+
 async def test_a_crash_is_a_loss_and_the_slot_comes_back_on_request_only(setup: Setup) -> None:
     setup.adapter.offer("preemptible-0")
     assert not setup.adapter.requested  # nobody wants it
