@@ -27,8 +27,8 @@ class Policy:
 
     def machine(
         self, pipeline: PipelineSettings, tasks: TaskCursor, prior: Profile, options: EngineOptions
-    ) -> tuple[Scheduler, RuntimeTracker]:
-        """The schedulers, and the tracker that they show everything to."""
+    ) -> Scheduler:
+        """The schedulers of a run, with a tracker that begins with `prior`."""
         model = ClosedForm() if self.closed_form else DrainAware(
             decode_keeps_kv=options.decode_keeps_kv,
             prefill_keeps_response=options.prefill_keeps_response,
@@ -37,7 +37,7 @@ class Policy:
         tracker = RuntimeTracker(prior)
         hot = Pipeline(pipeline, tasks)
         cold = Elastic(hot, self.elastic, DecisionEngine(self.decision, model), tracker)
-        return Scheduler(hot, cold), tracker
+        return Scheduler(hot, cold)
 
 
 INTER = ElasticSettings(inter_scale=True)

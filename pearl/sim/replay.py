@@ -67,7 +67,8 @@ def plan_of(trajectory: Trajectory, times: Times) -> Plan:
             turns[-1][1] += len(segment.token_ids)
     for turn, seconds in zip(turns, times.steps, strict=False):
         turn[2] = seconds
-    return Plan((tuple(turn) for turn in turns), trajectory.reward, times.open_s, times.score_s)
+    new, response, taken_s = zip(*turns, strict=True)
+    return Plan(new, response, taken_s, trajectory.reward, times.open_s, times.score_s)
 
 
 ASKED = {"OpenEnvironment": "open", "ScoreTrajectory": "score", "StepEnvironment": "step"}

@@ -182,7 +182,7 @@ def simulate(
     began = time.perf_counter()
     models, cluster, workload = scenario.models(), scenario.cluster(), scenario.make_workload()
     prior = Profile(models.engine, _prior(scenario.batch, scenario.group_size))
-    machine, _ = POLICIES[scenario.policy].machine(
+    machine = POLICIES[scenario.policy].machine(
         scenario.pipeline(models.engine), TaskCursor(TASKS, scenario.seed), prior, models.options
     )
     results = Results(scenario.group_size)

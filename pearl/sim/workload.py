@@ -1,19 +1,25 @@
 """What the agents of a simulated run do: made up, and the same for (seed, task, member) in whatever order it is asked.
 
 Lengths and times are lognormal, by mean and coefficient of variation (cv). Tasks differ, and so do the members of a
-group: half of the variance of the number of turns lies between tasks.
+group: half of the variance of the number of turns lies between tasks. (numpy may change its streams with a version.)
 """
 
 from __future__ import annotations
 
 import math
-import random
 from array import array
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+from numpy.random import PCG64, Generator
+from numpy.typing import NDArray
+
 from pearl.core.trajectory import TrajectoryId
+
+LEAST_TOKENS = 8
+"""No prompt, observation or response is shorter."""
 
 
 class Plan:
@@ -24,12 +30,13 @@ class Plan:
 
     def __init__(
         self,
-        turns: Iterable[tuple[int, int, float]],
+        new: Sequence[int],
+        response: Sequence[int],
+        seconds: Sequence[float],
         reward: float,
         open_s: float,
         score_s: float,
     ) -> None:
-        new, response, seconds = zip(*turns, strict=True)
         self.new, self.response, self.seconds = array("i", new), array("i", response), array("f", seconds)
         self.reward, self.open_s, self.score_s = reward, open_s, score_s
 
@@ -51,11 +58,13 @@ class Lognormal:
     mean: float
     cv: float = 0.0
 
-    def draw(self, rng: random.Random, scale: float = 1.0) -> float:
-        if not self.cv or not self.mean:
-            return self.mean * scale
+    def draws(self, normals: NDArray[np.float64], most: float = math.inf) -> NDArray[np.float64]:
+        """One for each standard normal number, none above `most` times the mean."""
         variance = math.log1p(self.cv * self.cv)
-        return self.mean * scale * math.exp(rng.gauss(-variance / 2, math.sqrt(variance)))
+        return self.mean * np.minimum(np.exp(math.sqrt(variance) * normals - variance / 2), most)
+
+    def draw(self, rng: Generator, scale: float = 1.0) -> float:
+        return scale * float(self.draws(rng.standard_normal(1))[0])
 
     def spread(self, share: float) -> Lognormal:
         """A factor of mean 1 with this share of the log-variance."""
@@ -86,30 +95,26 @@ class AgentWorkload:
     """No observation, response or environment time is longer than so many times its mean."""
 
     def plan(self, task: int, trajectory: TrajectoryId) -> Plan:
-        of_task = random.Random(self.seed << 40 ^ task << 1)
+        of_task = Generator(PCG64([self.seed, task]))
+        own = Generator(PCG64([self.seed, task, trajectory.member]))
         half = self.turns.spread(0.5)
-        turns_mean = half.draw(of_task)
-        prompt = max(16, round(self.prompt_tokens.draw(of_task)))
-        difficulty = of_task.random()
-        rng = random.Random((self.seed << 40 ^ task << 1 | 1) * 4099 + trajectory.member)
-        turns = max(1, min(self.max_turns, round(half.draw(rng, self.turns.mean * turns_mean))))
-        reward = float(rng.random() < min(1.0, 2 * self.solved * (1 - difficulty)))
-        return Plan(
-            (
-                (
-                    prompt if k == 0 else self._tokens(self.observation_tokens, rng),
-                    self._tokens(self.response_tokens, rng),
-                    min(self.max_factor * self.environment_s.mean, self.environment_s.draw(rng)),
-                )
-                for k in range(turns)
-            ),
-            reward,
-            self.open_s.draw(rng),
-            self.score_s.draw(rng),
-        )
+        scale = half.draw(of_task, self.turns.mean)
+        prompt = max(LEAST_TOKENS, round(self.prompt_tokens.draw(of_task)))
+        chance = min(1.0, 2 * self.solved * of_task.random())
+        turns = max(1, min(self.max_turns, round(half.draw(own, scale))))
+        reward = float(own.random() < chance)
+        open_s, score_s = self.open_s.draw(own), self.score_s.draw(own)
+        normals = own.standard_normal((3, turns))
+        new = self.observation_tokens.draws(normals[0], self.max_factor)
+        response = self.response_tokens.draws(normals[1], self.max_factor)
+        seconds = self.environment_s.draws(normals[2], self.max_factor)
+        new[0] = prompt
+        return Plan(_whole(new), _whole(response), seconds.tolist(), reward, open_s, score_s)
 
-    def _tokens(self, law: Lognormal, rng: random.Random) -> int:
-        return max(8, round(min(self.max_factor * law.mean, law.draw(rng))))
+
+def _whole(tokens: NDArray[np.float64]) -> list[int]:
+    result: list[int] = np.maximum(np.rint(tokens), LEAST_TOKENS).astype(np.int64).tolist()
+    return result
 
 
 PRESETS: dict[str, AgentWorkload] = {
