@@ -14,7 +14,7 @@ from pearl.core.events import Event, Instruction
 from pearl.core.layout import Layout, Role
 from pearl.core.routing import Prefix, Router
 from pearl.core.state import WorkerSlot
-from pearl.core.trajectory import TrajectoryId
+from pearl.core.trajectory import StopReason, TrajectoryId
 from pearl.core.workload import EngineProfile
 from pearl.sim.cluster import make_cluster
 from pearl.sim.durations import Durations
@@ -79,6 +79,7 @@ class OneBatch:
         """Contexts of the live ones."""
         self.decoded: dict[TrajectoryId, Prefix] = {}
         self.prefilled: dict[TrajectoryId, Prefix] = {}
+        self.turns_of: dict[TrajectoryId, int] = {}
         self.ready: list[TrajectoryId] = []
         """Have a prompt, wait for the engines."""
         self.left = trajectories
@@ -91,9 +92,11 @@ class OneBatch:
                 return self._generated(event, now)
             case ev.EnvironmentStepped():
                 if event.stop is not None:
-                    return self._ended(now)
+                    return self._ended(event.trajectory, event.stop, now)
                 self.tokens[event.trajectory] += event.observation_tokens
                 return self._dispatch(event.trajectory, now)
+            case ev.TrajectoryScored():
+                return self._scored()
             case ev.PrefillDone():
                 worker = self.workers[event.worker]
                 worker.prefilling.pop(event.trajectory)
@@ -132,7 +135,7 @@ class OneBatch:
         tokens = self.tokens[trajectory]
         room = self.max_tokens - tokens
         if room <= 0:
-            return self._ended(now)
+            return self._ended(trajectory, StopReason.TOKEN_LIMIT, now)
         if self.began_s < 0:
             self.began_s = now
         choice = self.router.choose(tokens, self.decoded.get(trajectory), self.prefilled.get(trajectory))
@@ -153,16 +156,20 @@ class OneBatch:
         del worker.in_flight[event.trajectory]
         self.router.changed(worker)
         self.turns += 1
+        self.turns_of[event.trajectory] = self.turns_of.get(event.trajectory, 0) + 1
         self.tokens[event.trajectory] += event.tokens
         self.generated_tokens += event.tokens
         if event.telemetry:
             self.prompt_tokens += event.telemetry.prompt_tokens
             self.cached_tokens += event.telemetry.cached_tokens
         if not event.tokens or self.tokens[event.trajectory] >= self.max_tokens:
-            return self._ended(now)
+            return self._ended(event.trajectory, StopReason.TOKEN_LIMIT, now)
         return [ev.StepEnvironment(event.trajectory, "environment-0")]
 
-    def _ended(self, now: float) -> list[Instruction]:
-        self.left -= 1
+    def _ended(self, trajectory: TrajectoryId, stop: StopReason, now: float) -> list[Instruction]:
         self.ended_s = now
+        return [ev.ScoreTrajectory(trajectory, "environment-0", stop, self.turns_of.get(trajectory, 0))]
+
+    def _scored(self) -> list[Instruction]:
+        self.left -= 1
         return [] if self.left else [ev.FinishRun(False, "the batch is rolled out")]

@@ -82,6 +82,8 @@ class Engine:
         self.link_free_s = 0.0
         """When the last transfer from here will be over."""
         self.busy_s = 0.0
+        self.prefill_s = 0.0
+        """Of it, in prefill iterations."""
         self._run: DecodeRun | None = None
         self._steps = 0
         self._since = 0.0
@@ -152,6 +154,7 @@ class Engine:
             return
         self.busy_s += self.clock.now - self._since
         if self._prefilled is not None:
+            self.prefill_s += self.clock.now - self._since
             self._prefill_done(self._prefilled)
         elif self._run is not None:
             self._decoded(self._steps)
@@ -301,6 +304,7 @@ class Engine:
             return
         request.first_step = self.step
         request.batch_before, request.kv_before = self.batch_sum, self.kv_sum
+        request.stall_before = self.prefill_s
         self._tie += 1
         heapq.heappush(self.running, (self.step + request.wanted - 1, self._tie, request))
         self.contexts += request.context + 1
@@ -389,6 +393,7 @@ class Engine:
             queue_s=request.started_s - request.asked_s if request.started_s >= 0 else -1.0,
             prefill_s=request.prefill_s,
             decode_s=self.clock.now - request.first_s if request.first_s >= 0 else -1.0,
+            stall_s=self.prefill_s - request.stall_before if steps else 0.0,
             decode_batch=(self.batch_sum - request.batch_before) / steps if steps else -1.0,
             decode_kv_tokens=(self.kv_sum - request.kv_before) / steps if steps else -1.0,
             transfer_bytes=request.transfer_bytes,

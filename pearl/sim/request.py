@@ -15,8 +15,8 @@ class Request:
 
     __slots__ = (
         "asked_s", "batch_before", "cached", "context", "finish", "first_s", "first_step", "kv_before", "left", "made",
-        "over", "prefill", "prefill_s", "shared", "started_s", "trajectory", "transfer_bytes", "transfer_s", "version",
-        "wanted", "worker",
+        "over", "prefill", "prefill_s", "shared", "stall_before", "started_s", "trajectory", "transfer_bytes",
+        "transfer_s", "version", "wanted", "worker",
     )  # fmt: skip
 
     def __init__(
@@ -44,4 +44,4 @@ class Request:
         self.transfer_s = -1.0
         self.first_step = -1
         """The worker's count of iterations when this one began to decode; negative before."""
-        self.batch_before = self.kv_before = 0.0
+        self.batch_before = self.kv_before = self.stall_before = 0.0
