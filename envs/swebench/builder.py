@@ -13,7 +13,7 @@ from envs.sandbox.protocol import Entry, SandboxImage
 from envs.sandbox.user import SandboxUser
 from envs.swebench.environments import make_environment
 from envs.swebench.errors import NoRecipe
-from envs.swebench.frameworks import test_paths
+from envs.swebench.frameworks import named_tests
 from envs.swebench.interpreters import Python, find_python
 from envs.swebench.patches import Guard, parse_patch
 from envs.swebench.record import Recipe, TaskRecord
@@ -124,7 +124,7 @@ def _image(record: TaskRecord, recipe: Recipe, python: Python, tree: Path, envir
 
 def _guard(record: TaskRecord, recipe: Recipe, tree: Path) -> Guard:
     named = [part.path for part in parse_patch(record.test_patch)]
-    named += test_paths(recipe.test_cmd, lambda path: (tree / path).exists())
+    named += named_tests(recipe.test_cmd, lambda path: (tree / path).exists())
     own = [path for part in parse_patch(record.patch) for path in (part.path, part.old_path) if path is not None]
     return Guard.of(named, own)
 

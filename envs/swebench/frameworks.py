@@ -32,7 +32,7 @@ def framework_of(test_cmd: Iterable[str]) -> Framework:
     return Framework.PYTEST
 
 
-def test_paths(test_cmd: Iterable[str], exists: Callable[[str], bool]) -> list[str]:
+def named_tests(test_cmd: Iterable[str], exists: Callable[[str], bool]) -> list[str]:
     """Files and directories of tests that a command names, relative to the repository; Django's labels as paths."""
     words = list(test_cmd)[1:]
     django = framework_of(words) is Framework.DJANGO
@@ -86,7 +86,7 @@ def make_canaries(
     """Two tests that must fail (one by an assertion, one by an exception), two that must pass, in random order."""
     draw = draw or random.SystemRandom()
     framework = framework_of(test_cmd)
-    named = test_paths(test_cmd, exists)
+    named = named_tests(test_cmd, exists)
     first = named[0] if named else ("tests" if exists("tests") else ".")
     folder = PurePosixPath(first).parent if first.endswith(".py") else PurePosixPath(first)
     stem = f"test_{_name(draw)}"

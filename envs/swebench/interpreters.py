@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -47,10 +48,11 @@ def find_python(version: str, user: SandboxUser, store: Store) -> Python:
         key = f"{version}-{zlib.crc32(f'{prefix} {prefix.stat().st_mtime_ns}'.encode()):x}"
         copy = store.make("pythons", key, partial(_copy, prefix))
         return Python(version, candidate, ((str(copy), str(prefix)),), ())
-    raise PythonUnavailable(f"no Python {version} on this machine (looked on PATH, in pyenv's and uv's directories)")
+    raise PythonUnavailable(f"no Python {version} on this machine (looked in pyenv's and uv's directories and on PATH)")
 
 
 def _candidates(version: str) -> Iterator[Path]:
+    yield Path(sys.base_prefix) / "bin" / f"python{version}"
     homes = [os.environ.get("PYENV_ROOT"), str(Path.home() / ".pyenv")]
     folders = [Path(home) / "versions" for home in homes if home]
     folders.append(Path(os.environ.get("UV_PYTHON_INSTALL_DIR") or Path.home() / ".local/share/uv/python"))

@@ -1,0 +1,116 @@
+"""A repository of two files, its faults and its tests: built without the network, from a directory, with unittest."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from envs.sandbox.backend import BubblewrapBackend
+from envs.sandbox.folder import remove_tree
+from envs.swebench.builder import Builder, BuiltTask
+from envs.swebench.faults import diff
+from envs.swebench.limits import LIMITS
+from envs.swebench.record import Recipe, TaskRecord
+from pearl.config.swebench import SwebenchConfig
+
+WRONG = "def double(n):\n    return n + 3\n\n\ndef triple(n):\n    return 3 * n\n"
+RIGHT = WRONG.replace("n + 3", "2 * n")
+TESTS = """from sums import double, triple
+
+
+def test_triple():
+    assert triple(2) == 6
+"""
+MORE = TESTS + "\n\ndef test_double():\n    assert double(4) == 8\n"
+RUNNER = '''"""A runner with pytest's summary and exit codes, so that tests need no package from anywhere."""
+import importlib.util, pathlib, sys, traceback
+failed, lines = 0, []
+for argument in sys.argv[1:]:
+    files = [pathlib.Path(argument)] if argument.endswith(".py") else sorted(pathlib.Path(argument).glob("test_*.py"))
+    for file in files:
+        spec = importlib.util.spec_from_file_location(file.stem, file)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        for name, test in list(vars(module).items()):
+            if name.startswith("test_"):
+                try:
+                    test()
+                    lines.append(f"PASSED {file}::{name}")
+                except Exception as error:
+                    failed += 1
+                    lines.append(f"FAILED {file}::{name} - {error!r}")
+print("=========== short test summary info ===========")
+print("\\n".join(lines))
+sys.exit(1 if failed else 0)
+'''
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+FAILING = "tests/test_sums.py::test_double"
+PASSING = "tests/test_sums.py::test_triple"
+
+
+def record(source: Path, **changes: object) -> TaskRecord:
+    fields = {
+        "kind": "own",
+        "instance_id": "own__sums-1",
+        "repo": "own/sums",
+        "problem_statement": "double(4) is 7",
+        "patch": diff("src/sums.py", WRONG, RIGHT),
+        "test_patch": diff("tests/test_sums.py", TESTS, MORE),
+        "fail_to_pass": (FAILING,),
+        "pass_to_pass": (PASSING,),
+        "build": Recipe(
+            source=str(source),
+            python=PYTHON,
+            pythonpath="src",
+            test_cmd=("python", "tools/run.py", "tests/test_sums.py"),
+        ),
+    }
+    return TaskRecord.model_validate({**fields, **changes})
+
+
+@pytest.fixture(scope="session")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sums")
+    for name, text in (("src/sums.py", WRONG), ("tests/test_sums.py", TESTS), ("tools/run.py", RUNNER)):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Not below pytest's directory: as root, commands run as a user who must be able to pass through."""
+    path = Path(tempfile.mkdtemp(prefix="pearl-cache-"))
+    path.chmod(0o711 if os.getuid() == 0 else 0o700)
+    yield path
+    remove_tree(path)
+
+
+@pytest.fixture(scope="session")
+def builder(cache: Path) -> Iterator[Builder]:
+    made = Builder(SwebenchConfig(cache=str(cache)))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def built(builder: Builder, source: Path) -> BuiltTask:
+    return builder.build(record(source))
+
+
+@pytest.fixture
+async def roomy(directory: Path) -> AsyncIterator[BubblewrapBackend]:
+    made = BubblewrapBackend(LIMITS, directory=directory)
+    yield made
+    await made.close()
+
+
+def write_jsonl(path: Path, rows: list[object]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
