@@ -1,1 +1,1 @@
-"""Deterministic fault search: small runs of the machines under adversarial timing and faults, checked after every event."""
+"""Deterministic fault search: small runs of the machines under adversarial timing, checked after every event."""

@@ -1,4 +1,4 @@
-"""One schedule: the sizes and policies of a small run, and the faults that happen in it. All of it follows from a seed."""
+"""One schedule: sizes and policies of a small run, and the faults that happen in it. All follows from a seed."""
 
 from __future__ import annotations
 
@@ -81,17 +81,18 @@ def small_run(**changes: object) -> PipelineSettings:
     return PipelineSettings(**{**base, **changes})  # type: ignore[arg-type]
 
 
-MOST_FAULTS = 9
+MOST_FAULTS = 14
 
 AWAITED = ("StartEngine", "SyncWeights", "AbortRequests", "SwitchRole", "ReleaseEngine", "ResumeEngine", "Generate",
            "StopEngine", "TrainBatch", "PublishSnapshot", "OffloadTrainer", "ReloadTrainer", "RestartTrainer",
-           "OpenEnvironment", "ReopenEnvironment", "StepEnvironment", "ScoreTrajectory", "StartEnvironmentWorker")  # fmt: skip
+           "OpenEnvironment", "ReopenEnvironment", "StepEnvironment", "ScoreTrajectory",
+           "StartEnvironmentWorker")  # fmt: skip
 OF_WORKERS = ("StartEngine", "EngineLoaded", "SyncWeights", "WeightsSynced", "AbortRequests", "AbortAcknowledged",
               "SwitchRole", "RoleSwitched", "ReleaseEngine", "EngineReleased", "ResumeEngine", "EngineResumed",
               "Generate", "PrefillDone", "TurnGenerated", "SlotNotice", "StopEngine")  # fmt: skip
 OF_TRAINER = ("TrainBatch", "BatchTrained", "PublishSnapshot", "SnapshotPublished", "CheckpointWritten",
-              "OffloadTrainer", "TrainerOffloaded", "ReloadTrainer", "TrainerReloaded", "RestartTrainer", "TrainerReady",
-              "Generate")  # fmt: skip
+              "OffloadTrainer", "TrainerOffloaded", "ReloadTrainer", "TrainerReloaded", "RestartTrainer",
+              "TrainerReady", "Generate")  # fmt: skip
 OF_ENVIRONMENTS = ("OpenEnvironment", "EnvironmentOpened", "StepEnvironment", "EnvironmentStepped", "ScoreTrajectory",
                    "TrajectoryScored", "StartEnvironmentWorker", "ReopenEnvironment", "CloseEnvironment")  # fmt: skip
 REPEATABLE = ("SlotJoined", "SlotNotice", "SlotLost", "WorkerLost", "EngineLoaded", "WeightsSynced", "RoleSwitched",
@@ -132,10 +133,11 @@ def draw(seed: int) -> Case:
         requests_per_worker=r.randint(1, 4), max_concurrent_trajectories=r.choice([2, 5, 64]),
         quarantine_after=r.choice([2, 50]), checkpoints=checkpoints,
         checkpoint_every_steps=r.choice([0, 1, 2]) if checkpoints else 0,
-        kv_tokens_per_worker=r.choice([0, 0, 150]),
+        kv_tokens_per_worker=r.choice([0, 0, 150]), worker_restarts=r.choice([1, 50, 50, 50]),
     )  # fmt: skip
     kinds = [kind for kind in Kind if _applies(kind, elastic, checkpoints)]
-    count = r.choice([0, 1, 2, 3, 4, 6, MOST_FAULTS])
+    kinds = r.sample(kinds, r.choice([1, 2, 3, len(kinds)]))  # few kinds, many of each, meet more often
+    count = r.choice([0, 1, 2, 4, 6, 8, 10, MOST_FAULTS])
     return Case(
         seed=seed,
         pipeline=settings,
@@ -175,6 +177,6 @@ def _applies(kind: Kind, elastic: ElasticSettings | None, checkpoints: bool) -> 
 
 def _fault(r: random.Random, kind: Kind) -> Fault:
     on = r.choice(TRIGGERS[kind])
-    nth = r.randint(1, 80 if on in OFTEN else 8)
+    nth = 1 + int(r.expovariate(1 / (30.0 if on in OFTEN else 3.0)))
     wait_s = r.choice([0.0, 0.0, r.expovariate(2.0), r.expovariate(0.2)])
     return Fault(kind, on, nth, wait_s, r.random())
