@@ -8,7 +8,7 @@ from pearl.core.fleet import Fleet
 from pearl.core.gpus import Owner
 from pearl.core.groups import Phase
 from pearl.core.layout import Role
-from pearl.core.state import Activity, Awaited, Goal
+from pearl.core.state import Activity, Awaited, Goal, WorkerSlot
 
 if TYPE_CHECKING:
     from pearl.core.pipeline import Pipeline
@@ -34,8 +34,54 @@ def check_pipeline(pipeline: Pipeline) -> None:
     for slot in pipeline.environments.values():
         live_here = sum(a.environment_worker == slot.name for a in pipeline.attempts.values())
         assert slot.live == live_here <= max(slot.capacity, live_here), f"{slot.name} counts wrongly"
+    check_progress(pipeline)
     if pipeline.training or pipeline.publishing:
         assert pipeline.fleet.gpus.trainer_home, "the trainer works while its GPUs are lent"
+
+
+def check_progress(pipeline: Pipeline) -> None:
+    """Nobody waits for nothing: what could be done next has been asked for."""
+    if pipeline.finished:
+        return
+    s, rollout = pipeline.settings, pipeline.rollout
+    heads = (pipeline.attempts[id] for id in sorted(pipeline.queue) if id in pipeline.attempts)
+    head = next((attempt for attempt in heads if attempt.phase is Phase.QUEUED), None)
+    if head is not None:
+        choice = pipeline.fleet.router.choose(head.tokens, head.prefix, head.prefill_prefix)
+        assert choice is None, f"{head.id} waits, and {choice} could serve it"
+    if (rollout.waiting or rollout.suspended) and len(rollout.attempts) < s.max_concurrent_trajectories:
+        room = [e.name for e in pipeline.environments.values() if e.ready and e.live < e.capacity]
+        assert not room, f"samples wait, and there is room on {room}"
+    assert pipeline.step.restarting is None or pipeline.fleet.gpus.lent, "the trainer is not restarted"
+    for worker in pipeline.fleet.workers.values():
+        if worker.awaits is None:
+            _check_rests(pipeline.fleet, worker)
+    for group in pipeline.fleet.groups.values():
+        assert group.open or len(group.loaded) < len(group.members), f"group {group.number} is loaded and not opened"
+
+
+def _check_rests(fleet: Fleet, worker: WorkerSlot) -> None:
+    """Of the worker nothing is expected: it is where it is to be, or cannot go there now."""
+    what = f"{worker.name} is {worker.activity}, is to be {worker.goal}, and nothing is asked of it"
+    may_take = not worker.overlap or fleet.gpus.owner[worker.name] is Owner.NOBODY
+    match worker.activity:
+        case Activity.EMPTY | Activity.GONE:
+            assert worker.goal is not Goal.SERVING or not worker.present or not may_take, what
+        case Activity.INACTIVE:
+            assert worker.goal is not Goal.SERVING or not may_take, what
+        case Activity.ACTIVE:
+            assert worker.goal is Goal.SERVING and worker.role is worker.goal_role, what
+            assert worker.version == fleet.version, f"{worker.name} serves v{worker.version}"
+        case Activity.DRAINING:
+            assert not worker.idle, what
+        case _:
+            group = fleet.groups.get(worker.admission) if worker.admission is not None else None
+            assert worker.goal is Goal.SERVING, what
+            if group is not None:
+                here = group.synced if group.open else group.loaded
+                assert fleet.version < 0 or worker.name in here, f"{what}, as group {group.number} knows"
+            else:
+                assert fleet.version < 0, what
 
 
 def check_fleet(fleet: Fleet) -> None:

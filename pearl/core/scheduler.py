@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pearl.core.elastic import Elastic
 from pearl.core.events import Event, Instruction
-from pearl.core.invariants import check_fleet
 from pearl.core.pipeline import Pipeline
 
 
@@ -43,4 +42,3 @@ class Scheduler:
         """Raise AssertionError where the state contradicts itself."""
         self.pipeline.validate()
         self.elastic.validate()
-        check_fleet(self.pipeline.fleet)

@@ -41,6 +41,11 @@ class Training:
         self._restart: ev.RestartTrainer | None = None
 
     @property
+    def restarting(self) -> ev.RestartTrainer | None:
+        """A restart that waits for GPUs."""
+        return self._restart
+
+    @property
     def idle(self) -> bool:
         """It has nothing to do before the next batch is complete, and there is one to come."""
         busy = self.batch or self.publishing or self.checkpointing or self.down or self.wants_gpus
