@@ -12,9 +12,10 @@ from pearl.core.makespan import Layouts, MakespanModel, layout_array, layout_of
 from pearl.core.search import GRID, Found, colocated, mixtures_along, ratios, search
 from pearl.core.workload import Profile
 
-MIXED_WITHIN = 1.25
+MIXED_WITHIN = 1.05
 """Mixed layouts are looked at where the better mode is faster than the other by at most this factor: a mixture serves
-some turns the one way and some the other, and is not worth a look where one of them is much slower."""
+some turns the one way and some the other, so where one of them is slower, the mixture is. In simulated batches the best
+mixed layout was never more than 0.1 % faster than the best other one."""
 SHOWN = 12
 """Candidates that a decision carries besides the best of each mode."""
 

@@ -168,9 +168,15 @@ class _Batch:
         decoding: Grid = t.live * share / self.decode
         response: Grid = np.zeros_like(decoding)
         own, ahead = np.zeros((2, 3, *decoding.shape))
+        among_prefill = np.where(self.alone > 0, self.answering, self.prefill)
+        elsewhere = self.pair * (1.0 - self.decode / self.answering)
         for number in range(PASSES):
-            on_prefill = np.maximum(1.0, t.live * share / self.prefill)
-            on_decode = np.maximum(1.0, t.live * share / self.decode)
+            if not number or self.mixed:
+                on_prefill = np.maximum(1.0, t.live * share / self.prefill)
+                on_decode = np.maximum(1.0, t.live * share / self.decode)
+                kept = 1.0 - self._evicted(on_prefill, on_prefill_held - self.shared)
+                kept_decode = 1.0 - self._evicted(on_decode, full - self.shared_decode)
+                most = np.maximum(1.0, np.minimum(on_prefill, model.chunk_tokens / new))
             compute = warm + (1.0 - self._hit(lost)) * (cold - warm)
             first, among = compute + start, on_prefill - 1.0
             amortised = compute + start / together
@@ -192,7 +198,7 @@ class _Batch:
             decode_s = np.minimum(response, decode * cycle / np.maximum(cycle - ahead[2], 1e-9))
             if number + 1 == PASSES:
                 # The first turn comes all at once: nobody's environment hides anybody's prefill.
-                prefill = compute[:, 0] + start[:, 0] / t.most_together(on_prefill, model.chunk_tokens)[:, 0]
+                prefill = compute[:, 0] + start[:, 0] / most[:, 0]
                 decode_all = t.response[0] * (fixed + slope * on_decode)[:, 0]
                 burst = on_prefill[:, 0] * prefill + transfer[:, 0] + decode_all
                 response[:, 0] = np.maximum(response[:, 0], burst)
@@ -200,16 +206,11 @@ class _Batch:
             on_prefill_s = response - self.pair * decode_s
             rate = among / cycle
             gap = start + self.alone * (fixed + slope * decoding)
-            together = 1.0 + rate * gap / np.maximum(1.0 - rate * compute, 0.1)
-            together = np.minimum(together, t.most_together(on_prefill, model.chunk_tokens, new))
-            evicted = self._evicted(on_prefill, on_prefill_held - self.shared)
+            together = np.minimum(most, 1.0 + rate * gap / np.maximum(1.0 - rate * compute, 0.1))
             moved = self._moved(on_decode, response / cycle, self.answering)
-            among_prefill = np.where(self.alone > 0, self.answering, self.prefill)
             moved_here = self._moved(on_prefill, on_prefill_s / cycle, among_prefill)
-            elsewhere = self.pair * (1.0 - self.decode / self.answering)
-            lost = 1.0 - (1.0 - evicted) * (1.0 - moved_here) * (1.0 - elsewhere * moved)
-            dropped = self._evicted(on_decode, full - self.shared_decode)
-            crossing_whole = 1.0 - (1.0 - dropped) * (1.0 - moved)
+            lost = 1.0 - kept * (1.0 - moved_here) * (1.0 - elsewhere * moved)
+            crossing_whole = 1.0 - kept_decode * (1.0 - moved)
             decoding = 1.0 + (on_decode - 1.0) * decode_s / cycle if model.bubble else on_decode
             if self.mixed:
                 rate = self.decode / np.maximum(response, 1e-9)
@@ -254,7 +255,8 @@ class _Batch:
         if not self.model.capacity:
             return np.zeros_like(load)
         wanted = MARGIN * load * np.maximum(tokens, 1.0)
-        return np.clip(CLIFF * (1.0 - self.engine.kv_capacity_tokens / wanted), 0.0, 1.0)
+        short = CLIFF * (1.0 - self.engine.kv_capacity_tokens / wanted)
+        return np.minimum(np.maximum(short, 0.0), 1.0)
 
     def _moved(self, load: Grid, in_flight: Grid, workers: Grid) -> Grid:
         """Share of the turns that go where their prefix is not. What moves them is the unevenness of the requests in

@@ -50,7 +50,3 @@ class TurnBins:
         table = np.stack([live, columns[1], columns[2], before, columns[3], columns[4]])
         means = np.add.reduceat(taken * table, starts, axis=1) / np.maximum(weight, 1e-12)
         return cls(weight, *means)
-
-    def most_together(self, waiting: Grid, chunk_tokens: int, new: Grid | None = None) -> Grid:
-        """Prompts that one prefill iteration takes at most."""
-        return np.maximum(1.0, np.minimum(waiting, chunk_tokens / (self.new if new is None else new)))
