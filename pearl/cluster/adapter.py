@@ -64,7 +64,8 @@ class ClusterAdapter(Protocol):
     async def release(self, workers: Iterable[str]) -> None:
         """Give slots back: their processes end, `SlotLost` follows. Names that are not here mean nothing.
 
-        The plan falls by as many, except for slots under notice, which the provider would have taken anyway.
+        The plan falls so that they are not asked for again, except for slots under notice, which the provider would
+        have taken anyway.
         """
 
     def observed(self) -> dict[str, ObservedSlot]:

@@ -75,9 +75,10 @@ class LocalAdapter:
         for name in workers:
             if not (name in self._observed or name in self.requested) or name in self._reasons:
                 continue
-            here = self._observed.get(name)
-            if here is None or here.seconds_left is None:
-                self.plan[Zone(self.bindings[name].zone)] -= 1
+            here, zone = self._observed.get(name), Zone(self.bindings[name].zone)
+            staying = len([other for other in self._busy(zone) if other not in self._reasons])
+            if (here is None or here.seconds_left is None) and self.plan[zone] >= staying:
+                self.plan[zone] -= 1
             self._offered.discard(name)
             if here is None:
                 self.requested[name].task.cancel()
@@ -123,14 +124,15 @@ class LocalAdapter:
     def _of(self, zone: Zone) -> list[str]:
         return [name for name, binding in self.bindings.items() if binding.zone == zone]
 
+    def _busy(self, zone: Zone) -> list[str]:
+        return [name for name in self._of(zone) if name in self._observed or name in self.requested]
+
     def _reconcile(self, zone: Zone) -> None:
-        """Start what is wanted and offered; the slot that has been away longest (lives least) comes first."""
-        shape, wanted = self._shapes.get(zone), self.plan.get(zone, 0)
-        slots = self._of(zone)
-        busy = [name for name in slots if name in self._observed or name in self.requested]
-        if shape is None:
+        """Start what is wanted and offered, first the slot that had the fewest lives; withdraw what is too much."""
+        if (shape := self._shapes.get(zone)) is None:
             return
-        free = [name for name in slots if name in self._offered and name not in busy]
+        wanted, busy = self.plan[zone], self._busy(zone)
+        free = [name for name in self._of(zone) if name in self._offered and name not in busy]
         free = [name for name in free if len(self.bindings[name].devices) in (0, shape.gpus)]
         free.sort(key=lambda name: self._lives.get(name, 0))
         for name in free[: max(0, wanted - len(busy))]:
@@ -159,6 +161,8 @@ class LocalAdapter:
         if (ended := self._reasons.pop(name, None)) or error:
             reason = f"{name}: {ended}" if ended else str(error) or repr(error)
             self.on_event(RequestFailed(request.zone, 1, request.shape, reason))
+        if error is None:  # withdrawn or taken: perhaps one is wanted again, or another one can be had
+            self._reconcile(request.zone)
 
     async def _end(self, name: str, reason: str) -> None:
         self._reasons[name] = reason
@@ -182,7 +186,5 @@ class LocalAdapter:
         elif self._observed.pop(name, None):
             reason = self._reasons.pop(name, None) or f"{event.reason}: {event.detail}"
             self.on_event(SlotLost(name, life, reason))
-            if (
-                name not in self._offered
-            ):  # the cloud took it: another one that it offers will do. A crash is left alone
+            if name not in self._offered:  # taken: another one may be had. A crash is left to the next request
                 self._reconcile(Zone(event.identity.zone))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from distributed import Client
+from distributed.client import ClosedClientError
 
 from pearl.cluster.identity import Identity
 from pearl.cluster.plugin import TOPIC
@@ -80,8 +81,12 @@ class Membership:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._behind.wait(), RESYNC_S)
             self._behind.clear()
-            with contextlib.suppress(OSError, TimeoutError, AttributeError):  # no connection: the next turn asks again
+            try:
                 await self._catch_up()
+            except (OSError, TimeoutError, AttributeError):  # no connection: the next turn asks again
+                pass
+            except ClosedClientError:
+                return
 
     def _live(self, event: tuple[float, dict[str, Any]]) -> None:
         wire = event[1]

@@ -87,6 +87,27 @@ async def test_a_request_is_a_level_and_what_is_given_back_is_gone(setup: Setup)
     assert setup.events.empty()  # a withdrawn request is no failure
 
 
+async def test_what_is_released_is_not_asked_for_again_and_no_more_than_that(setup: Setup) -> None:
+    await setup.adapter.request(Zone.RESERVED, 2, TWO_GPUS)
+    for _ in range(2):
+        await setup.event(SlotJoined)
+    await setup.adapter.request(Zone.RESERVED, 1, TWO_GPUS)  # ends nothing
+    assert len(setup.adapter.observed()) == 2 and setup.events.empty()
+    await setup.adapter.release(["reserved-0"])  # one too many was there: the plan stands
+    await setup.event(SlotLost)
+    assert setup.adapter.plan == {Zone.RESERVED: 1} and not setup.adapter.requested
+    await setup.adapter.release(["reserved-1"])
+    await setup.event(SlotLost)
+    assert setup.adapter.plan == {Zone.RESERVED: 0} and not setup.adapter.requested
+
+
+async def test_a_request_that_was_withdrawn_can_be_made_again_at_once(setup: Setup) -> None:
+    for n in (1, 0, 1):
+        await setup.adapter.request(Zone.RESERVED, n, TWO_GPUS)
+    assert (await setup.event(SlotJoined)).slot.name in setup.adapter.observed()
+    assert setup.events.empty() and not setup.adapter.requested
+
+
 async def test_what_this_machine_does_not_have_is_refused_with_the_reason(setup: Setup) -> None:
     four = SlotShape(gpus=4)
     await setup.adapter.request(Zone.RESERVED, 3, four)
@@ -132,6 +153,25 @@ async def test_a_worker_with_other_code_is_a_failed_request_and_ends(
     assert not setup.cluster.local.workers and not setup.adapter.observed()
     await setup.cluster.event("left")
     assert setup.events.empty()
+
+
+async def test_a_slot_under_notice_that_is_given_back_is_replaced_by_another_that_is_offered(tmp_path: Path) -> None:
+    bindings = [Binding(f"preemptible-{i}", "preemptible", (), 1) for i in range(2)]
+    async with Setup(tmp_path / "workers", bindings, offered=True) as setup:
+        setup.adapter.grace(1000)
+        await setup.adapter.request(Zone.PREEMPTIBLE, 1, CPU)
+        assert (await setup.event(SlotJoined)).slot.name == "preemptible-0"
+        setup.adapter.warn("preemptible-0")
+        assert (await setup.event(SlotNotice)).worker == "preemptible-0"
+        seconds = setup.adapter.observed()["preemptible-0"].seconds_left
+        assert seconds is not None and 0 < seconds <= 1000
+        await setup.adapter.release(["preemptible-0"])
+        assert await setup.event(SlotLost) == SlotLost("preemptible-0", 1, "given back")
+        assert setup.adapter.plan == {Zone.PREEMPTIBLE: 1}
+        assert (await setup.event(SlotJoined)).slot.name == "preemptible-1"
+        await setup.adapter.take("preemptible-1")
+        assert (await setup.event(SlotLost)).reason == "taken back by the cloud"
+        assert not setup.adapter.requested and setup.events.empty()
 
 
 async def test_connecting_twice_tells_nothing_twice(setup: Setup) -> None:
