@@ -66,7 +66,7 @@ def _run(checkpoint: Path, work: Path, timeout_s: float) -> None:
             process.communicate()
     if code != 0:
         lines = log.read_text(errors="replace").strip().splitlines()
-        reason = f"took longer than {timeout_s:.0f} s" if code is None else f"ended with {code}"
+        reason = f"took longer than {timeout_s:g} s" if code is None else f"ended with {code}"
         raise ConversionError(f"converting {checkpoint} {reason}: {lines[-1] if lines else 'it said nothing'}")
 
 

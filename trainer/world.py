@@ -15,6 +15,7 @@ from datetime import timedelta
 import torch
 import torch.distributed
 from torch import Tensor
+from torch.distributed import distributed_c10d
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,9 @@ def join_world(rank: int, size: int, address: str, port: int, timeout_s: float) 
     if torch.distributed.is_initialized():
         raise RuntimeError("this process trains already; close the other trainer first")
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    limit = timedelta(seconds=timeout_s)
+    # DeepSpeed makes groups of its own and gives them no deadline, so torch's defaults (10 or 30 minutes) would hold.
+    distributed_c10d.default_pg_timeout = distributed_c10d.default_pg_nccl_timeout = limit
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), MASTER_ADDR=address, MASTER_PORT=str(port))
     # Only inference uses this operator, and joining would build it with a C++ compiler.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
@@ -99,7 +103,7 @@ def join_world(rank: int, size: int, address: str, port: int, timeout_s: float) 
         init_method=f"tcp://{address}:{port}",
         rank=rank,
         world_size=size,
-        timeout=timedelta(seconds=timeout_s),
+        timeout=limit,
         verbose=False,
     )
     return World(rank, size, device)
