@@ -34,6 +34,8 @@ from pearl.errors import UserError
 
 POLL_S = 0.1
 """Between two looks at a server that starts or stops."""
+HEALTH_S = 5.0
+"""A server that starts may take a connection and forget it; then it is asked again."""
 LOG_LINES = 8
 """Last lines of the log that an error message shows."""
 LOG_TAIL_BYTES = 32768
@@ -166,13 +168,14 @@ class EngineProcess:
                 await asyncio.sleep(POLL_S)
 
     async def _wait_ready(self, deadline: float, timeout_s: float) -> None:
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5.0)) as session:
-            while time.monotonic() < deadline:
+        async with aiohttp.ClientSession() as session:
+            while (left := deadline - time.monotonic()) > 0:
                 if self.died.done():
                     taken = "address already in use" in self.log_tail(lines=200).lower()
                     raise (PortTaken if taken else EngineDied)(self.died.result())
                 with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-                    async with session.get(f"{self.url}/health") as reply:
+                    patience = aiohttp.ClientTimeout(total=min(HEALTH_S, left))
+                    async with session.get(f"{self.url}/health", timeout=patience) as reply:
                         if reply.status == 200:
                             return
                 await asyncio.wait({self.died}, timeout=POLL_S)

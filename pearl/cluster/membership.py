@@ -101,7 +101,11 @@ class Membership:
     async def _catch_up(self) -> None:
         self.client.subscribe_topic(TOPIC, self._live)
         query = self.client.scheduler.pearl_members(epoch=self.epoch, since=self.seq)
-        reply = await asyncio.wait_for(query, ANSWER_S)
+        try:
+            reply = await asyncio.wait_for(query, ANSWER_S)
+        except TimeoutError:
+            said = f"driver waited in vain for the Dask scheduler's list of members: {ANSWER_S:g} s passed"
+            raise TimeoutError(said) from None
         if reply["epoch"] != self.epoch:
             self._other_scheduler(reply)
         for wire in reply["events"]:

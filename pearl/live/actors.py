@@ -13,7 +13,7 @@ from actors.trainer import TrainerWorker
 from pearl.cluster.actor_ref import ActorRef
 from pearl.cluster.binding import Binding
 from pearl.cluster.errors import ActorTimeout
-from pearl.cluster.local import LocalCluster
+from pearl.cluster.local import KILL_S, REAP_S, LocalCluster
 from pearl.live.waits import WaitTable
 
 ANSWER_MARGIN_S = 10.0
@@ -64,8 +64,13 @@ class Actors:
 
     async def kill(self, slot: str, incarnation: int) -> None:
         """End the slot's process; one that survives is named when the slot is started again."""
-        with contextlib.suppress(ActorTimeout):
+        with contextlib.suppress(ActorTimeout), self.waits.open("driver", f"the end of {slot}", KILL_S):
             await self.cluster.kill(slot, incarnation)
+
+    async def cause_of_death(self, slot: str, incarnation: int) -> str | None:
+        """See `LocalCluster.cause_of_death`."""
+        with self.waits.open("driver", f"the cause of death of {slot}", REAP_S):
+            return await self.cluster.cause_of_death(slot, incarnation)
 
     @contextlib.contextmanager
     def _awaiting(self, waiter: str, awaited: str, timeout_s: float) -> Iterator[None]:

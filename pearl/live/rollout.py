@@ -177,7 +177,7 @@ class RolloutWorkers:
         current = self.refs.get(worker)
         if current and current[0] == incarnation:
             del self.refs[worker]
-        cause = await self.actors.cluster.cause_of_death(worker, incarnation)
+        cause = await self.actors.cause_of_death(worker, incarnation)
         if cause is None:
             await self.actors.kill(worker, incarnation)
         self._lost(worker, incarnation, cause or reason)

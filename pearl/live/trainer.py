@@ -179,8 +179,7 @@ class TrainerGroup:
         """A lost or silent rank can be replaced; what a rank raised would be raised again."""
         text = f"the trainer failed at {stage}: {error}"
         if isinstance(error, ActorLost | ActorTimeout):
-            cluster = self.actors.cluster
-            causes = await asyncio.gather(*(cluster.cause_of_death(slot, life) for slot in self.slots))
+            causes = await asyncio.gather(*(self.actors.cause_of_death(slot, life) for slot in self.slots))
             dead = [f"{slot} is gone: {cause}" for slot, cause in zip(self.slots, causes, strict=True) if cause]
             self._lost(dead[0] if dead else text, life)
         elif life == self.incarnation and life not in self._told:
