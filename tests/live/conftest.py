@@ -1,0 +1,3 @@
+from tests.envs.conftest import directory
+
+__all__ = ["directory"]

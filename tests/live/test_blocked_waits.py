@@ -1,0 +1,379 @@
+"""Every wait of the driver, blocked on purpose: it ends at its deadline and says who waited for whom.
+
+Real Dask workers hold actors that are alive and never answer. What happens below the actors (engines, sandboxes,
+ranks) is in `test_blocked_components.py`; `test_wait_table.py` sees to it that no wait is missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from pearl.cluster import local
+from pearl.cluster.errors import ActorError, ActorTimeout
+from pearl.cluster.local import LocalCluster
+from pearl.core import events as ev
+from pearl.core.trajectory import FinishReason, SegmentKind, StopReason, TrajectoryId
+from pearl.live import actors, trainer
+from pearl.live.frozen import FrozenWeights, Subject
+from pearl.live.tokens import LiveTrajectory
+from tests.live.blocking import LATE_S, LIMIT_S, LIVES, LONG_S, Stage, ends_at
+from tests.live.hanging_actors import HANGING, NeverMade, Willing
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+ID = TrajectoryId(0, 0, 0)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalCluster]:
+    made = LocalCluster(tmp_path_factory.mktemp("workers"), lambda *_: None)
+    async with made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def no_margin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actors, "ANSWER_MARGIN_S", 0.0)
+    monkeypatch.setattr(trainer, "RENDEZVOUS_S", LIMIT_S)
+
+
+def played() -> LiveTrajectory:
+    """A trajectory with one turn."""
+    live = LiveTrajectory(ID, "t")
+    live.add_context(SegmentKind.PROMPT, [5, 5])
+    live.add_response([1], [-1.0], [(0, 1)])
+    return live
+
+
+async def rollout(stage: Stage) -> None:
+    await stage.rollout.start(ev.StartEngine("rollout-0", stage.life))
+
+
+async def sync(stage: Stage) -> None:
+    await rollout(stage)
+    await stage.rollout.sync(ev.SyncWeights("rollout-0", stage.life, 0))
+
+
+async def abort(stage: Stage) -> None:
+    await rollout(stage)
+    await stage.rollout.abort(ev.AbortRequests("rollout-0", stage.life))
+
+
+async def generate(stage: Stage) -> None:
+    await rollout(stage)
+    await stage.rollout.generate(ev.Generate(ID, "rollout-0", stage.life, 0, 8), played())
+
+
+async def stop_rollout(stage: Stage) -> None:
+    await rollout(stage)
+    await stage.rollout.stop(stage.config.deadlines.shutdown_s)
+
+
+async def environment(stage: Stage) -> None:
+    await stage.environments.start(ev.StartEnvironmentWorker("environment-0", stage.life))
+
+
+async def open_environment(stage: Stage) -> None:
+    await environment(stage)
+    await stage.environments.open(ev.OpenEnvironment(ID, "environment-0", 0), LiveTrajectory(ID, "t"))
+
+
+async def reopen(stage: Stage) -> None:
+    await environment(stage)
+    await stage.environments.reopen(ev.ReopenEnvironment(ID, "environment-0", 0), played())
+
+
+async def step(stage: Stage) -> None:
+    await environment(stage)
+    await stage.environments.step(ev.StepEnvironment(ID, "environment-0"), played())
+
+
+async def score(stage: Stage) -> None:
+    await environment(stage)
+    instruction = ev.ScoreTrajectory(ID, "environment-0", StopReason.SUBMITTED, 1)
+    await stage.environments.score(instruction, played(), lambda _: None)
+
+
+async def close_environment(stage: Stage) -> None:
+    await environment(stage)
+    await stage.environments.close(ev.CloseEnvironment(ID, "environment-0"))
+
+
+async def stop_environment(stage: Stage) -> None:
+    await environment(stage)
+    await stage.environments.stop(stage.config.deadlines.shutdown_s)
+
+
+async def start_trainer(stage: Stage) -> None:
+    await stage.trainer.start()
+
+
+async def load(stage: Stage) -> None:
+    await stage.trainer.start(step=2, version=3)
+
+
+async def train(stage: Stage) -> None:
+    await stage.trainer.start()
+    await stage.trainer.train(ev.TrainBatch(1, ()), [])
+
+
+async def publish(stage: Stage) -> None:
+    await stage.trainer.start()
+    await stage.trainer.publish(ev.PublishSnapshot(1), 1)
+
+
+async def stop_trainer(stage: Stage) -> None:
+    await stage.trainer.start()
+    await stage.trainer.stop(stage.config.deadlines.shutdown_s)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call to an actor that never answers. `answer`: the event that tells, None where the slot is killed next."""
+
+    caller: str
+    method: str
+    key: str
+    act: Callable[[Stage], Awaitable[None]]
+    waiter: str
+    answer: type[ev.Event] | None
+
+    def actor(self, life: int) -> str:
+        kind = {"environments.py": "environment", "rollout.py": "rollout", "trainer.py": "trainer"}[self.caller]
+        return f"{kind}-0#{life}.{self.method}"
+
+
+CALLS = [
+    Call("rollout.py", "start", "engine_start_s", rollout, "driver", ev.WorkerLost),
+    Call("rollout.py", "sync", "sync_s", sync, "driver", ev.WorkerLost),
+    Call("rollout.py", "abort", "abort_s", abort, "driver", ev.WorkerLost),
+    Call("rollout.py", "generate", "generate_s", generate, "g0.0.0", ev.WorkerLost),
+    Call("rollout.py", "stop", "shutdown_s", stop_rollout, "driver", None),
+    Call("environments.py", "start", "worker_start_s", environment, "driver", ev.EnvironmentWorkerLost),
+    Call("environments.py", "open", "environment_start_s", open_environment, "g0.0.0", ev.EnvironmentWorkerLost),
+    Call("environments.py", "reopen", "environment_start_s", reopen, "g0.0.0", ev.EnvironmentWorkerLost),
+    Call("environments.py", "advance", "environment_step_s", step, "g0.0.0", ev.EnvironmentWorkerLost),
+    Call("environments.py", "score", "score_s", score, "g0.0.0", ev.EnvironmentWorkerLost),
+    Call("environments.py", "close", "environment_step_s", close_environment, "g0.0.0", ev.EnvironmentWorkerLost),
+    Call("environments.py", "stop", "shutdown_s", stop_environment, "driver", None),
+    Call("trainer.py", "rendezvous", "", start_trainer, "driver", ev.TrainerLost),
+    Call("trainer.py", "start", "trainer_start_s", start_trainer, "trainer", ev.TrainerLost),
+    Call("trainer.py", "load", "checkpoint_s", load, "trainer", ev.TrainerLost),
+    Call("trainer.py", "train", "train_s", train, "trainer", ev.TrainerLost),
+    Call("trainer.py", "export", "publish_s", start_trainer, "trainer", ev.TrainerLost),
+    Call("trainer.py", "save", "checkpoint_s", publish, "trainer", ev.TrainerLost),
+    Call("trainer.py", "stop", "shutdown_s", stop_trainer, "driver", None),
+]
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: f"{call.caller[:-3]} {call.method}")
+async def test_a_call_that_is_never_answered(call: Call, cluster: LocalCluster, tmp_path: Path) -> None:
+    deadlines = {call.key: LIMIT_S} if call.key else {}
+    stage = Stage(cluster, tmp_path, HANGING[call.method], deadlines=deadlines, checkpoint={"every_steps": 1})
+    try:
+        async with asyncio.timeout(LONG_S):
+            await call.act(stage)
+        actor = call.actor(stage.life)
+        wait = stage.ended(actor)
+        assert wait.waiter == call.waiter and wait.timeout_s == LIMIT_S
+        assert LIMIT_S * 0.9 <= wait.seconds < LIMIT_S + LATE_S
+        if call.answer is not None:
+            (told,) = [event for event in stage.events if isinstance(event, call.answer)]
+            expected = f"{call.waiter} waited in vain: {actor} did not answer within {LIMIT_S:g} s"
+            assert expected in told.reason  # type: ignore[attr-defined]
+            if call.answer is not ev.TrainerLost:  # its ranks are ended by the restart
+                assert not cluster.workers, "the silent worker is ended"
+    finally:
+        await stage.close()
+
+
+async def test_a_request_in_a_silent_engine_keeps_its_place_in_the_order(cluster: LocalCluster, tmp_path: Path) -> None:
+    """The loss is told before the turn, which would else go straight back to the dead."""
+    stage = Stage(cluster, tmp_path, HANGING["generate"], deadlines={"generate_s": LIMIT_S})
+    try:
+        await generate(stage)
+        lost, turn = stage.events[-2:]
+        assert isinstance(lost, ev.WorkerLost) and isinstance(turn, ev.TurnGenerated)
+        assert (turn.finish, turn.tokens) == (FinishReason.LOST, 0)
+    finally:
+        await stage.close()
+
+
+# --- processes ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_worker_that_does_not_join(cluster: LocalCluster, tmp_path: Path) -> None:
+    stage = Stage(cluster, tmp_path, Willing)
+    (tmp_path / "distributed.py").write_text("import signal; signal.pause()")
+    path = {"PYTHONPATH": f"{tmp_path}:{Path(__file__).resolve().parents[2]}"}
+    stage.actors.worker_start_s = LIMIT_S
+    said = r"driver waited in vain: rollout-0 did not join within 0\.3 s \(deadlines\.worker_start_s\)"
+    try:
+        with ends_at(), pytest.raises(ActorTimeout, match=said):
+            await stage.actors.start("rollout-0", stage.life, Willing, path)
+        assert stage.ended("rollout-0 to join the cluster").timeout_s == LIMIT_S
+        assert not cluster.workers
+    finally:
+        await stage.close()
+
+
+async def test_an_actor_that_is_never_made(
+    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actors, "CREATE_S", LIMIT_S)
+    stage = Stage(cluster, tmp_path, NeverMade)
+    try:
+        await rollout(stage)
+        (lost,) = stage.events
+        said = f"driver waited in vain: rollout-0#{stage.life}-NeverMade was not created within 0.3 s"
+        assert isinstance(lost, ev.WorkerLost) and lost.reason == said
+        assert stage.ended("the actor of rollout-0").seconds < LIMIT_S + LATE_S
+    finally:
+        await stage.close()
+
+
+async def test_a_stopped_process(cluster: LocalCluster, tmp_path: Path) -> None:
+    """Not even its event loop runs; the connection stays up."""
+    stage = Stage(cluster, tmp_path, Willing, deadlines={"abort_s": LIMIT_S})
+    try:
+        await rollout(stage)
+        os.kill(cluster.workers["rollout-0"].process.pid, signal.SIGSTOP)
+        with ends_at():
+            await stage.rollout.abort(ev.AbortRequests("rollout-0", stage.life))
+        lost = stage.events[-1]
+        assert isinstance(lost, ev.WorkerLost)
+        assert f"driver waited in vain: rollout-0#{stage.life}.abort did not answer within 0.3 s" in lost.reason
+        assert not cluster.workers, "a stopped process is killed too"
+    finally:
+        await stage.close()
+
+
+async def test_a_process_that_survives_its_kill(
+    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its devices are taken, so no other life of the slot may start."""
+    stage = Stage(cluster, tmp_path, Willing)
+    try:
+        await rollout(stage)
+        pid = cluster.workers["rollout-0"].process.pid
+        os.kill(pid, signal.SIGSTOP)
+        with monkeypatch.context() as patch:
+            patch.setattr(local, "KILL_S", LIMIT_S)
+            patch.setattr(local.os, "killpg", lambda *_: None)
+            with ends_at():
+                await stage.actors.kill("rollout-0", stage.life)
+            with ends_at():
+                await stage.rollout.start(ev.StartEngine("rollout-0", next(LIVES)))
+        lost = stage.events[-1]
+        assert isinstance(lost, ev.WorkerLost)
+        assert lost.reason == f"driver waited in vain: rollout-0: process {pid} is still there 0.3 s after SIGKILL"
+    finally:
+        await stage.close()
+
+
+async def test_the_cause_of_death_of_a_living_process(cluster: LocalCluster, tmp_path: Path) -> None:
+    stage = Stage(cluster, tmp_path, Willing)
+    try:
+        await rollout(stage)
+        with ends_at(local.REAP_S):
+            assert await cluster.cause_of_death("rollout-0", stage.life) is None
+    finally:
+        await stage.close()
+
+
+async def test_a_cluster_that_does_not_start_or_close(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`Driver.run` bounds the start; what had started by then is closed, within a bound of its own."""
+
+    async def never(*_: Any) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(local, "CLOSE_S", LIMIT_S)
+    monkeypatch.setattr(local.Client, "register_plugin", never)
+    starting = LocalCluster(tmp_path, lambda *_: None)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(2.0), starting:
+            raise AssertionError("it has started")
+    assert starting.scheduler.status.name == "closed"
+    monkeypatch.undo()
+    monkeypatch.setattr(local, "CLOSE_S", LIMIT_S)
+    closing = LocalCluster(tmp_path, lambda *_: None)
+    await closing.__aenter__()
+    closing._stack.push_async_callback(never)
+    with ends_at():
+        await closing.__aexit__()
+    await closing._stack.aclose()
+
+
+# --- the trainer's files --------------------------------------------------------------------------------------------
+
+
+async def test_weights_that_are_never_copied(
+    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dead disk under the run directory: the turn must not be held for ever."""
+    never = threading.Event()
+    monkeypatch.setattr(trainer.TrainerGroup, "_keep_weights", lambda *_: never.wait())
+    stage = Stage(cluster, tmp_path, Willing, deadlines={"checkpoint_s": LIMIT_S}, pipeline={"steps": 1})
+    try:
+        await publish(stage)
+        told = stage.events[-1]
+        said = "trainer waited in vain for the copy of the weights of version 1 (deadlines.checkpoint_s): 0.3 s passed"
+        assert isinstance(told, ev.TrainerFailed) and said in told.reason
+        assert not stage.trainer._turn.locked()
+    finally:
+        never.set()
+        await stage.close()
+
+
+async def test_weights_that_are_never_read(
+    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never = threading.Event()
+    monkeypatch.setattr(FrozenWeights, "_write", lambda *_: never.wait())
+    stage = Stage(cluster, tmp_path, Willing, deadlines={"publish_s": LIMIT_S})
+    try:
+        frozen = FrozenWeights(stage.trainer, [Subject("tiny", tmp_path)])
+        with ends_at():
+            await frozen.start()
+        told = stage.events[-1]
+        said = "driver waited in vain for the weights of tiny (deadlines.publish_s): 0.3 s passed"
+        assert isinstance(told, ev.TrainerFailed) and said in told.reason
+    finally:
+        never.set()
+        await stage.close()
+
+
+async def test_the_last_work_of_a_trainer(cluster: LocalCluster, tmp_path: Path) -> None:
+    stage = Stage(cluster, tmp_path, Willing)
+    try:
+        async with stage.trainer._turn:
+            said = "driver waited in vain for the trainer's last work: 0.3 s passed"
+            with ends_at(), pytest.raises(TimeoutError, match=re.escape(said)):
+                await stage.trainer.idle(LIMIT_S)
+    finally:
+        await stage.close()
+
+
+async def test_the_turn_of_a_trainer_is_free_after_a_call_that_was_never_answered(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    stage = Stage(cluster, tmp_path, HANGING["train"], deadlines={"train_s": LIMIT_S})
+    try:
+        await stage.trainer.start()
+        both = (stage.trainer.train(ev.TrainBatch(n, ()), []) for n in (1, 2))
+        async with asyncio.timeout(LONG_S):
+            await asyncio.gather(*both)
+        with pytest.raises(ActorError):
+            await stage.actors.call(stage.trainer.refs[0], "train", timeout_s=LIMIT_S)
+    finally:
+        await stage.close()

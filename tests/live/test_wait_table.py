@@ -1,0 +1,180 @@
+"""The table of all waits in the system: every place in the source that waits, and the test that blocks it.
+
+A new wait fails these tests until it has a row: the test that blocks it, the wait around it that bounds it, or the
+reason why it may last for ever.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+
+import pytest
+
+from pearl.config.deadlines import DeadlinesConfig
+from tests.live.test_blocked_waits import CALLS
+from tests.live.wait_sites import ROOT, actor_calls, wait_sites
+
+
+@dataclass(frozen=True)
+class Test:
+    """Blocks this wait. `name` is a test in tests/<file>."""
+
+    __test__ = False
+    file: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Within:
+    """Has no deadline of its own: it lies inside this wait, whose deadline ends it (or its process)."""
+
+    site: str
+
+
+@dataclass(frozen=True)
+class ForEver:
+    """May last as long as its process; nobody waits for it."""
+
+    why: str
+
+
+Row = Test | Within | ForEver
+WAITS, DRIVER, COMPONENTS = (
+    "live/test_blocked_waits.py",
+    "live/test_blocked_driver.py",
+    "live/test_blocked_components.py",
+)
+CALL = "pearl/live/actors.py:Actors.call"
+RANKS = Test(COMPONENTS, "test_ranks_that_never_come_or_stop_in_the_middle")
+COMMAND = Test(COMPONENTS, "test_a_command_that_ignores_everything")
+REAPED = Test(COMPONENTS, "test_a_command_that_survives_its_kill")
+LOCK = Test(COMPONENTS, "test_a_lock_that_another_process_holds")
+
+TABLE: dict[str, Row] = {
+    # the driver
+    "pearl/live/driver.py:Driver.run": Test(DRIVER, "test_a_scheduler_that_does_not_start"),
+    "pearl/live/driver.py:Driver._next": Test(DRIVER, "test_standing_still_with_nothing_awaited_ends_the_run"),
+    "pearl/live/actors.py:Actors.start": Test(WAITS, "test_a_worker_that_does_not_join"),
+    "pearl/live/actors.py:Actors._awaiting": Test(WAITS, "test_a_call_that_is_never_answered"),
+    CALL: Test(WAITS, "test_a_call_that_is_never_answered"),
+    "pearl/live/actors.py:Actors.kill": Test(WAITS, "test_a_process_that_survives_its_kill"),
+    "pearl/live/actors.py:Actors.cause_of_death": Test(WAITS, "test_the_cause_of_death_of_a_living_process"),
+    "pearl/live/frozen.py:FrozenWeights._put_out": Test(WAITS, "test_weights_that_are_never_read"),
+    "pearl/live/trainer.py:TrainerGroup.start": Test(
+        WAITS, "test_the_turn_of_a_trainer_is_free_after_a_call_that_was_never_answered"
+    ),
+    "pearl/live/trainer.py:TrainerGroup.train": Test(
+        WAITS, "test_the_turn_of_a_trainer_is_free_after_a_call_that_was_never_answered"
+    ),
+    "pearl/live/trainer.py:TrainerGroup.publish": Test(WAITS, "test_weights_that_are_never_copied"),
+    "pearl/live/trainer.py:TrainerGroup.idle": Test(WAITS, "test_the_last_work_of_a_trainer"),
+    "pearl/live/waits.py:WaitTable.until": Test(
+        COMPONENTS, "test_a_registered_wait_names_both_and_its_thread_holds_nobody_up"
+    ),
+    "pearl/live/train.py:train": Within("envs/sandbox/folder.py:sweep"),
+    "pearl/live/evaluate.py:_play": Within("envs/sandbox/folder.py:sweep"),
+    # the cluster
+    "pearl/cluster/actor_ref.py:ActorRef.call": Test(WAITS, "test_a_stopped_process"),
+    "pearl/cluster/local.py:LocalCluster._close": Test(WAITS, "test_a_cluster_that_does_not_start_or_close"),
+    "pearl/cluster/local.py:LocalCluster.start_worker": Test(WAITS, "test_a_worker_that_does_not_join"),
+    "pearl/cluster/local.py:LocalCluster.create_actor": Test(WAITS, "test_an_actor_that_is_never_made"),
+    "pearl/cluster/local.py:LocalCluster.cause_of_death": Test(WAITS, "test_the_cause_of_death_of_a_living_process"),
+    "pearl/cluster/local.py:LocalCluster._kill": Test(WAITS, "test_a_process_that_survives_its_kill"),
+    "pearl/cluster/membership.py:Membership._catch_up": Test(
+        COMPONENTS, "test_a_scheduler_that_does_not_say_who_is_there"
+    ),
+    "pearl/cluster/membership.py:Membership._resync": ForEver("it asks again every RESYNC_S; cancelled at the end"),
+    "pearl/cluster/availability.py:AvailabilityFollower.run": ForEver("it follows a trace, in its own task"),
+    "pearl/cluster/notices.py:watch.run": ForEver("a daemon thread asks a cloud again and again"),
+    "pearl/cluster/notices.py:Reporter._send": Test(COMPONENTS, "test_a_notice_that_is_never_acknowledged"),
+    "pearl/cluster/notices.py:Reporter.report": Test(COMPONENTS, "test_a_notice_that_is_never_acknowledged"),
+    "pearl/cluster/worker.py:Ending.wait": ForEver("a worker serves until it is asked to end"),
+    "pearl/cluster/worker.py:serve": ForEver("a worker serves until it is asked to end"),
+    "pearl/lifeline.py:end_with_owner.watch": ForEver("a daemon thread waits for the end of the owner"),
+    "pearl/locks.py:locked": LOCK,
+    "pearl/models.py:_lock": LOCK,
+    # engines
+    "actors/rollout.py:RolloutWorker.metrics": Within(CALL),
+    "actors/sglang/client.py:EngineClient.load_snapshot": Test(COMPONENTS, "test_a_load_that_never_ends"),
+    "actors/sglang/client.py:EngineClient._end": Test(COMPONENTS, "test_an_abort_that_is_never_acknowledged"),
+    "actors/sglang/client.py:EngineClient._alone": Test(COMPONENTS, "test_a_control_call_behind_another_one"),
+    "actors/sglang/flight.py:Flight._lost": Test(
+        COMPONENTS, "test_a_broken_connection_waits_for_the_death_of_its_server"
+    ),
+    "actors/sglang/flight.py:_first": Test(COMPONENTS, "test_an_answer_that_never_comes_ends_with_its_tokens"),
+    "actors/sglang/flight.py:_either": Test(COMPONENTS, "test_a_request_behind_a_shut_gate"),
+    "actors/sglang/http.py:EngineHttp.call": Test(COMPONENTS, "test_http_that_is_never_answered"),
+    "actors/sglang/process.py:EngineProcess._wait_ready": Test(
+        COMPONENTS, "test_a_server_that_never_answers_its_health"
+    ),
+    "actors/sglang/process.py:EngineProcess.stop": Test(COMPONENTS, "test_a_server_that_ignores_its_end"),
+    "actors/sglang/process.py:EngineProcess._watch": ForEver("a daemon thread waits for the end of the server"),
+    "actors/sglang/process.py:EngineProcess._watch_parts": ForEver("only makes the object that `watch` polls"),
+    "actors/sglang/process.py:EngineProcess._watch_parts.watch": ForEver("a daemon thread waits for the end of a part"),
+    "actors/sglang/process.py:EngineProcess._running": ForEver("it looks, with WNOHANG"),
+    # environments
+    "actors/environment.py:EnvironmentWorker.start": Within(CALL),
+    "actors/environment.py:EnvironmentWorker.open": Within(CALL),
+    "actors/environment.py:EnvironmentWorker.advance": Within(CALL),
+    "actors/environment.py:EnvironmentWorker.score": Within(CALL),
+    "envs/agent.py:_within": Test(COMPONENTS, "test_an_environment_that_never_answers"),
+    "envs/families/shell.py:ShellEnvironment.reset": Within("envs/agent.py:_within"),
+    "envs/sandbox/backend.py:BubblewrapBackend.close": Within(CALL),
+    "envs/sandbox/bubblewrap.py:BubblewrapSandbox.snapshot": Within("envs/agent.py:_within"),
+    "envs/sandbox/bubblewrap.py:BubblewrapSandbox.diff": Within("envs/agent.py:_within"),
+    "envs/sandbox/bubblewrap.py:BubblewrapSandbox.close": Within(CALL),
+    "envs/sandbox/bubblewrap.py:BubblewrapSandbox._run": Within("envs/agent.py:_within"),
+    "envs/sandbox/bubblewrap.py:BubblewrapSandbox._is_over_disk": Within("envs/agent.py:_within"),
+    "envs/sandbox/command.py:run_bounded": REAPED,
+    "envs/sandbox/command.py:_watch": COMMAND,
+    "envs/sandbox/command.py:_end": REAPED,
+    "envs/sandbox/command.py:_end.drain": Within("envs/sandbox/command.py:_end"),
+    "envs/sandbox/folder.py:OwnedFolder.__init__": LOCK,
+    "envs/sandbox/folder.py:sweep": LOCK,
+    "envs/sandbox/folder.py:remove_tree": Within(CALL),
+    "envs/sandbox/folder.py:_kill_users_of": Test(COMPONENTS, "test_users_of_a_folder_that_survive_their_kill"),
+    # trainer
+    "trainer/checkpoint.py:save_checkpoint": Within("trainer/world.py:World.barrier"),
+    "trainer/offload.py:Offloader._measured": Within("trainer/world.py:World.barrier"),
+    "trainer/universal.py:_run": Test(COMPONENTS, "test_a_conversion_that_never_ends"),
+    "trainer/world.py:World.barrier": RANKS,
+    "trainer/world.py:World._reduce": RANKS,
+    "trainer/world.py:join_world": RANKS,
+}
+
+KEYS: dict[str, Row] = {
+    **{call.key: Test(WAITS, "test_a_call_that_is_never_answered") for call in CALLS if call.key},
+    "worker_start_s": Test(WAITS, "test_a_worker_that_does_not_join"),
+    "no_progress_s": Test(DRIVER, "test_standing_still_with_nothing_awaited_ends_the_run"),
+    "shutdown_s": Test(DRIVER, "test_actors_that_do_not_stop_are_killed_at_the_deadline"),
+}
+"""Rows of the keys under `deadlines:`."""
+
+
+def test_every_wait_in_the_source_has_a_row_and_every_row_a_wait() -> None:
+    found = wait_sites()
+    missing = {site: sorted(kinds) for site, kinds in found.items() if site not in TABLE}
+    assert not missing, "waits without a row: block each in a test, see the top of this file"
+    assert set(TABLE) == set(found), "rows of waits that are no more"
+
+
+def test_every_call_to_an_actor_is_blocked_by_name() -> None:
+    assert {f"{call.caller} {call.method}" for call in CALLS} == actor_calls()
+
+
+def test_every_deadline_of_the_configuration_passes_in_a_test() -> None:
+    assert set(KEYS) == set(DeadlinesConfig.model_fields)
+
+
+@pytest.mark.parametrize("row", sorted({*TABLE.values(), *KEYS.values()}, key=str), ids=str)
+def test_a_row_holds(row: Row) -> None:
+    """A test exists, a wait around another one has a row itself that is no ring, and a reason is given."""
+    match row:
+        case Test(file, name):
+            tree = ast.parse((ROOT / "tests" / file).read_text())
+            assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+        case Within(site):
+            assert isinstance(TABLE[site], Test)
+        case ForEver(why):
+            assert why
