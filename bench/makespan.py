@@ -4,9 +4,9 @@
                              [--out bench/results/makespan.json]
 
 A setting is a GPU, a model, a workload, workers and a batch, drawn from a seed. A tracker watches three colocated
-batches of it and gives the profile; each model chooses a layout from that; then other batches are played on every layout, and
-regret is how much longer the chosen one takes on average than the best. Only settings near the crossover count: at
-least one of the two models predicts less than 10 % between the best pairs and colocated workers.
+batches of it and gives the profile; each model chooses a layout from that; then other batches are played on every
+layout, and regret is how much longer the chosen one takes on average than the best. Only settings near the crossover
+count: at least one of the two models predicts less than 10 % between the best pairs and colocated workers.
 
 The models' constants were fitted on seeds below 1,000. Without `--tuning` seeds from 10,000 on are used, which were not
 looked at before. Every layout is played of up to 6 workers, of more every one that is not mixed (and what is chosen).
