@@ -126,8 +126,7 @@ class Elastic:
         """Nobody waits for an answer of it any more."""
         if expansion := self.rebuilder.expansion_of(worker):
             self.rebuilder.cancel(expansion, worker, f"{worker.name}: {reason}", now)
-        if end := self.fleet.slot_lost(worker, reason, now):
-            self.pipeline.finish(True, end)
+        self.fleet.slot_lost(worker, reason, now)
         self.rebuilder.gone(worker, now)
         self.left([worker.name], "loss", now)
 

@@ -249,23 +249,23 @@ class Fleet:
             self.aim(worker, Goal.ASLEEP, "its engine was lost")  # until its GPUs are lent again
         else:
             worker.why = event.reason
-        return self._hopeless(worker, event.reason)
+        return self.hopeless(worker, event.reason)
 
-    def slot_lost(self, worker: WorkerSlot, reason: str, now: float) -> str | None:
+    def slot_lost(self, worker: WorkerSlot, reason: str, now: float) -> None:
         """The slot itself is gone, in its present life."""
         worker.present = False
         self.aim(worker, Goal.AWAY, reason)
         if worker.running:
             self._gone(worker, reason, now)
         self.ungroup(worker)
-        return self._hopeless(worker, reason)
 
     def blames(self, name: str) -> bool:
         """Whether an engine that died may have died of what it was doing, and not of us or of the cloud."""
         worker = self.workers[name]
         return worker.info.zone is not Zone.PREEMPTIBLE and worker.goal is Goal.SERVING
 
-    def _hopeless(self, worker: WorkerSlot, reason: str) -> str | None:
+    def hopeless(self, worker: WorkerSlot, reason: str) -> str | None:
+        """The reason why the run cannot go on without this worker, if so."""
         if worker.goal is not Goal.AWAY or self.may_grow:
             return None
         if any(w.present and w.goal is not Goal.AWAY for w in self.workers.values() if not w.overlap):

@@ -151,6 +151,9 @@ class Rebuilder:
             self.elastic.record("shrink", shrink.number, phase, (worker.name,), shrink.reason, now, shrink.began_s)
         if worker.present and worker.goal is Goal.AWAY and not worker.overlap:
             self._release(worker, worker.why)
+        pipeline = self.elastic.pipeline
+        if not pipeline.finished and (end := self.fleet.hopeless(worker, worker.why)):
+            pipeline.finish(True, end)
 
     def _release(self, worker: WorkerSlot, reason: str) -> None:
         worker.present = False
