@@ -68,6 +68,8 @@ def _smaller(case: Case) -> Iterator[Case]:
     faults = case.faults
     for i in range(len(faults)):
         yield replace(case, faults=faults[:i] + faults[i + 1 :])
+    if case.fault_rate:
+        yield replace(case, fault_rate=0.0)
     for name, least in (
         ("preemptible", 0), ("overlap", 0), ("reserved", 1), ("environment_workers", 1), ("tracked", False),
     ):  # fmt: skip
@@ -123,7 +125,8 @@ def describe(case: Case) -> list[str]:
     """One line per part, with what differs from the defaults."""
     lines = [
         f"{case.reserved} reserved, {case.preemptible} preemptible, {case.overlap} overlap slots; "
-        f"{case.environment_workers} environment workers; {'tracked' if case.tracked else 'fixed'} profile"
+        f"{case.environment_workers} environment workers; {'tracked' if case.tracked else 'fixed'} profile; "
+        f"fault rate {case.fault_rate:g}"
     ]
     lines.append(_short(case.pipeline))
     lines.append(_short(case.elastic) if case.elastic else "no Elastic Scheduler")

@@ -68,6 +68,8 @@ class Case:
     tracked: bool = False
     """The Runtime Tracker gives the profile, else it is fixed."""
     faults: tuple[Fault, ...] = ()
+    fault_rate: float = 0.0
+    """Share of the instructions, and of the slots that join, that meet a fault besides the planned ones."""
 
 
 def small_run(**changes: object) -> PipelineSettings:
@@ -150,6 +152,7 @@ def draw(seed: int) -> Case:
         tasks=40,
         tracked=r.random() < 0.4,
         faults=tuple(_fault(r, r.choice(kinds)) for _ in range(count)),
+        fault_rate=r.choice([0.0, 0.0, 0.0, 0.02, 0.1]),
     )
 
 
@@ -171,7 +174,7 @@ def _policies(r: random.Random) -> ElasticSettings:
 
 def _applies(kind: Kind, elastic: ElasticSettings | None, checkpoints: bool) -> bool:
     if kind in (Kind.NOTICE, Kind.SLOT_LOST, Kind.SLOT_JOINS):
-        return elastic is not None and elastic.inter_scale
+        return elastic is not None
     return kind is not Kind.TRAINER_LOST or checkpoints
 
 

@@ -43,6 +43,7 @@ class Rules:
         self.step_of: dict[int, int] = {}
         self.may_fail = False
         """The trainer was lost before it ever was ready, of which a run may fail."""
+        self._may_grow = case.elastic is not None and case.elastic.inter_scale
         self.new_driver()
 
     def new_driver(self) -> None:
@@ -56,6 +57,7 @@ class Rules:
         self._stopped: set[tuple[str, int]] = set()
         self._life: dict[str, int] = {}
         self._gone: set[str] = set()
+        self._losses_of_slots = 0
         self._noticed: dict[str, tuple[int, float, float]] = {}
         """Life, and from when to when."""
         self._touched: TrajectoryId | None = None
@@ -112,7 +114,9 @@ class Rules:
                 self._noticed.pop(event.slot.name, None)
             case ev.SlotLost() if event.life == self._life.get(event.worker):
                 self._gone.add(event.worker)
+                self._losses_of_slots += 1
             case ev.SlotNotice() if event.life == self._life.get(event.worker) and event.worker not in self._noticed:
+                self._losses_of_slots += 1
                 self._noticed[event.worker] = (event.life, now, now + event.seconds_left)
 
     def _published(self, version: int, step: int) -> None:
@@ -257,7 +261,8 @@ class Rules:
     def finished(self, end: ev.FinishRun, pipeline: Pipeline) -> None:
         if end.failed:
             too_often = [name for name, count in self._losses.items() if count > self.case.pipeline.worker_restarts]
-            assert self.may_fail or too_often, f"the run failed: {end.reason}"
+            none_left = "no rollout worker is left" in end.reason and not self._may_grow and self._losses_of_slots
+            assert self.may_fail or too_often or none_left, f"the run failed: {end.reason}"
             return
         left = self.drawn - self.ended.keys()
         assert not left, f"lost: {sorted(map(str, left))}"

@@ -77,8 +77,9 @@ class Trainer:
         if not self.alive:
             return  # its loss is told already
         name = type(i).__name__
+        started = name != "RestartTrainer" or self.life > 1  # a run whose trainer never starts fails, rightly
         fate, _ = self.world.fate(i)
-        if fate in (Kind.ANSWER_LOST, Kind.REFUSED) and self.world.case.pipeline.checkpoints:
+        if fate in (Kind.ANSWER_LOST, Kind.REFUSED) and self.world.case.pipeline.checkpoints and started:
             limit_s = TYPICAL_AND_DEADLINE_S[name][1] * (fate is Kind.ANSWER_LOST)
             self.world.after(limit_s, self._lose_life, self.life, f"{name}: no answer in time")
             return

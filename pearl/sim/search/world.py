@@ -25,7 +25,7 @@ from pearl.core.scheduler import Scheduler
 from pearl.core.tasks import TaskCursor
 from pearl.core.trajectory import TrajectoryId
 from pearl.core.workload import EngineProfile, Profile, TurnShape, WorkloadProfile
-from pearl.sim.search.case import Case, Fault, Kind
+from pearl.sim.search.case import AWAITED, Case, Fault, Kind
 from pearl.sim.search.chance import Chance
 from pearl.sim.search.deadlines import EVENTS, LATE_SHARE, RUN_S, TIMER_LATE_S, TYPICAL_AND_DEADLINE_S
 from pearl.sim.search.engines import Engines
@@ -46,6 +46,13 @@ AT_ONCE = frozenset({Kind.ANSWER_LOST, Kind.ANSWER_LATE, Kind.REFUSED, Kind.PREF
 ANY_TIME = (ev.SlotJoined, ev.SlotNotice, ev.SlotLost, ev.WorkerLost, ev.EnvironmentWorkerLost, ev.EngineLoaded,
             ev.TimerFired)  # fmt: skip
 """Words that may come again at any time; a repeated answer comes directly behind itself."""
+UNPLANNED: dict[str, tuple[Kind, ...]] = {
+    **dict.fromkeys(AWAITED, (Kind.REFUSED, Kind.REFUSED, Kind.REFUSED, Kind.ANSWER_LATE, Kind.ANSWER_LOST)),
+    "Generate": (Kind.REFUSED, Kind.ANSWER_LATE, Kind.ENGINE_DIES, Kind.PROCESS_DIES, Kind.PREFILL_DIES),
+    "SlotJoined": (Kind.NOTICE, Kind.SLOT_LOST),
+    "EnvironmentWorkerReady": (Kind.ENVIRONMENT_LOST,),
+}
+"""By what they happen to."""
 NOTICES_S = (0.0, 1.0, 4.0, 30.0)
 
 
@@ -123,7 +130,7 @@ class World:
 
     def _begin(self) -> None:
         """A driver starts, from the records if there are any. Everything that ran under another one has ended."""
-        self._heap, self._posted = [], deque()
+        self._heap, self._posted, self._fault = [], deque(), None
         self._make_machine()
         self.rules.new_driver()
         step, version = 0, 0
@@ -224,7 +231,7 @@ class World:
         """The driver is at this entry: log it, write its record, let faults happen that wait for it."""
         name = type(entry).__name__
         self.counts[name] += 1
-        faults = self._triggers.get((name, self.counts[name]), ())
+        faults = self._triggers.get((name, self.counts[name]), ()) or self._besides(name)
         self._fault = None
         if any(f.kind is Kind.DRIVER_DIES and not f.wait_s and f.pick < 0.5 for f in faults):
             self.struck += faults
@@ -242,6 +249,16 @@ class World:
                     self._posted.appendleft(entry)
             else:
                 self.after(fault.wait_s, self._strike, fault, entry)
+
+    def _besides(self, name: str) -> tuple[Fault, ...]:
+        """A fault that nobody planned, by the case's rate."""
+        kinds = UNPLANNED.get(name, ())
+        number = self.counts[name]
+        if not self.case.fault_rate or not kinds or self.chance.uniform("rate", name, number) >= self.case.fault_rate:
+            return ()
+        kind = self.chance.choice(kinds, "unplanned", name, number)
+        wait_s = self.chance.choice((0.0, 1.0, 20.0), "when", name, number)
+        return (Fault(kind, name, number, wait_s, self.chance.uniform("pick", name, number)),)
 
     def _strike(self, fault: Fault, entry: Event | Instruction) -> None:
         match fault.kind:
