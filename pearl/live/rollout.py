@@ -25,9 +25,9 @@ Post = Callable[[Event], None]
 
 
 def turn_telemetry(prompt_tokens: int, reply: dict[str, Any]) -> TurnTelemetry | None:
-    """Of a rollout worker's reply; None without a token, which says nothing of the engine."""
-    tokens, at_first = len(reply["token_ids"]), reply["first_tokens"]
-    if not tokens:
+    """Of a rollout worker's reply; None where it has no token or measured nothing."""
+    tokens, at_first = len(reply["token_ids"]), reply.get("first_tokens", 0)
+    if not at_first:
         return None
     # An engine streams several tokens at a time, so the time to the first of them is not seen.
     seen_s = reply["seconds"] - reply["first_token_s"]
