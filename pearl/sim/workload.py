@@ -75,8 +75,8 @@ class Lognormal:
 class AgentWorkload:
     """The defaults are coding agents in a sandbox.
 
-    Within the ranges that published traces of such agents show, chosen so that 64 trajectories of Qwen3-8B on unlimited
-    workers take about the source's 216 s, and prompts are about its 96.7 % of all tokens.
+    Within the ranges that published traces of such agents show, and near the source's 216 s for 64 trajectories of
+    Qwen3-8B on unlimited workers and its 96.7 % of prompt tokens (docs/simulator.md has what it comes to).
     """
 
     seed: int = 0
