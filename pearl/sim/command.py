@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pearl.errors import UserError
+from pearl.sim.plot import check, draw
 from pearl.sim.policies import POLICIES
 from pearl.sim.scenario import Scenario, simulate
 from pearl.sim.timeline import Timeline
@@ -51,12 +52,12 @@ def scenario_of(profile: str, gpus: int, sizes: dict[str, int | None], **options
 
 def run(scenario: Scenario, console: Console, plot: Path | None, *, validate: bool = False) -> dict[str, Any]:
     """Play, print a table to `console`, draw `plot` if given; returns the numbers."""
+    if plot is not None:
+        check(plot)
     timeline = Timeline()
     summary, _ = simulate(scenario, [timeline] if plot else [], validate=validate)
     console.print(_table(scenario, summary))
     if plot is not None:
-        from pearl.sim.plot import draw
-
         rate = f"{summary['throughput_tokens_s']:,.0f} tokens/s (simulated)"
         cluster = f"{scenario.gpus} {scenario.gpu.upper()}, {scenario.model}, {scenario.workload}"
         title = f"{scenario.policy}: {cluster}, trace {Path(scenario.trace).name}, seed {scenario.seed}: {rate}"

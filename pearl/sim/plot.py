@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +23,26 @@ COLOURS = {
 """Told apart by people who are colour-blind, too. What is absent is white."""
 ZONES = {Zone.OVERLAP: "training GPUs\n(overlap zone)", Zone.RESERVED: "reserved", Zone.PREEMPTIBLE: "preemptible"}
 """From the top down."""
+SUFFIXES = (".png", ".svg", ".pdf")
 LABELLED_LANES = 40
 LABEL_GAP = 0.025
 """Of the width, between two labels of decisions."""
 
 
+def check(path: Path) -> None:
+    """Raises UserError where nothing can be drawn, before anything is simulated."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UserError("--plot needs matplotlib", "Run `pip install matplotlib`")
+    if path.suffix not in SUFFIXES or not path.parent.is_dir():
+        raise UserError(
+            f"cannot draw to {path}", f"Name a file in a folder that exists, ending in {', '.join(SUFFIXES)}"
+        )
+
+
 def draw(timeline: Timeline, title: str, path: Path) -> None:
-    """Raises UserError without matplotlib, or where the file cannot be written."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise UserError("--plot needs matplotlib", "Run `pip install matplotlib`") from None
+    """Raises UserError where the file cannot be written."""
+    import matplotlib
+
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
@@ -49,8 +59,8 @@ def draw(timeline: Timeline, title: str, path: Path) -> None:
     figure.suptitle(title, fontsize=11)
     try:
         figure.savefig(path, dpi=110)
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot write {path}: {error}", "Name a .png, .svg or .pdf in a folder that exists") from None
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}", "Name another file") from None
     finally:
         pyplot.close(figure)
 

@@ -15,6 +15,7 @@ from pearl.cli import app
 from pearl.core import events as ev
 from pearl.core.trajectory import FinishReason
 from pearl.errors import UserError
+from pearl.sim.plot import check
 from pearl.sim.policies import POLICIES
 from pearl.sim.scenario import Scenario, simulate
 from pearl.sim.simulator import Simulator
@@ -132,6 +133,12 @@ def test_the_command_prints_json_and_draws(tmp_path: Path) -> None:
 def test_bad_input_is_named_before_anything_starts(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         simulate(replace(SMALL, **changes))
+
+
+@pytest.mark.parametrize("name", ["no/folder/run.png", "run.txt"])
+def test_a_picture_that_cannot_be_drawn_is_refused_before_the_simulation(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UserError, match="cannot draw"):
+        check(tmp_path / name)
 
 
 def test_a_cluster_of_any_size_keeps_the_proportions() -> None:
