@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -290,3 +291,18 @@ async def test_letters_counts_the_letter_among_all_that_is_not_white_space(answe
 async def test_letters_is_worth_nothing_without_an_answer(backend, play) -> None:  # type: ignore[no-untyped-def]
     _, score = await play(family("letters", backend).open(0))
     assert score.reward == 0.0
+
+
+async def test_the_family_in_the_documentation_works(backend: BubblewrapBackend, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "environments.md").read_text()
+    source = page.split("```python\n")[1].split("\n```\n")[0]
+    assert len(source.splitlines()) <= 40
+    space: dict[str, Any] = {}
+    exec(source, space)
+    family = space["CapitalsFamily"](EnvironmentConfig(tasks=2), backend)
+    environment = family.open(1)
+    await environment.reset(30)
+    step = await environment.step("echo It is Tokyo > answer.txt", 30)
+    assert not step.done and (await environment.score(30)).reward == 0.5
+    assert (await environment.step("echo Tokyo > answer.txt", 30)).done
+    await environment.close()
