@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pearl.core import events as ev
 from pearl.core.layout import Role
 from pearl.core.settings import Borrowing, ElasticSettings, OnCancel, Roles
+from pearl.sim.search.deadlines import TIMER_LATE_S, TYPICAL_AND_DEADLINE_S
 from tests.core.test_pipeline import surviving_ends
 from tests.core.virtual import play
 from tests.core.virtual_elastic import play_elastic
@@ -115,8 +116,9 @@ def test_members_of_an_expansion_serve_together_or_not_at_all(run: dict) -> None
 @hypothesis_settings(max_examples=40, deadline=None)
 @given(RUNS)
 def test_lent_gpus_are_free_at_the_return_deadline(run: dict) -> None:
+    """But for the time that the interpreter takes to fire a timer and to end an engine."""
     virtual = play_elastic(**{**run, "overlap": 2, "fault_rate": 0.0})
-    limit_s = run["elastic"].return_deadline_s
+    limit_s = run["elastic"].return_deadline_s + TIMER_LATE_S + TYPICAL_AND_DEADLINE_S["StopEngine"][1]
     began, leaving = None, False
     for now, entry in virtual.log:
         match entry:

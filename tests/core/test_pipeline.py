@@ -15,7 +15,7 @@ from pearl.core.pipeline import Pipeline
 from pearl.core.state import Activity
 from pearl.core.tasks import TaskCursor
 from pearl.core.trajectory import FinishReason, StopReason, TrajectoryId
-from tests.core.virtual import Virtual, play, settings
+from tests.core.virtual import play, settings
 
 CONFIGURATIONS = st.fixed_dictionaries(
     {
@@ -100,8 +100,7 @@ def test_a_worker_serves_only_weights_that_it_has_synced(seed: int, fault_rate: 
 
 def test_batches_in_drawn_order_are_the_same_whatever_the_timing() -> None:
     def batches(seed: int) -> list:
-        virtual = Virtual(Pipeline(settings(), TaskCursor(8, seed=5)), seed=seed)
-        virtual.run()
+        virtual = play(seed)
         return [[[t.sample for t in g] for g in b.groups] for b in virtual.of(ev.TrainBatch)]
 
     assert batches(1) == batches(2) == batches(3)

@@ -10,128 +10,41 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from pearl.core import events as ev
-from pearl.core.events import Event, Instruction, Outcome
+from pearl.core.events import Outcome
 from pearl.core.pipeline import Pipeline
 from pearl.core.restore import Replay
 from pearl.core.tasks import TaskCursor
 from pearl.core.trajectory import FinishReason, TrajectoryId
-from tests.core.virtual import Virtual, settings
-
-
-class Recorded(Virtual):
-    """Keeps the records that the live driver's journal would hold, and stops after `crash_at` events."""
-
-    records: list[dict[str, Any]]
-    crash_at: int = 10**9
-    first: tuple[int, int] = (0, 0)
-
-    def run(self) -> ev.FinishRun | None:  # type: ignore[override]
-        self.at(0.0, ev.RunStarted(self.workers, self.environments))
-        self.at(1.0, ev.TrainerReady(self.first[1], self.first[0]))
-        for _ in range(self.crash_at):
-            assert self.heap, "nothing is left to happen and the run is not finished"
-            self.budget -= 1
-            assert self.budget > 0, "the run does not end"
-            self.now, _, event = self.pop()
-            if end := self.deliver(event):
-                return end
-        return None
-
-    def deliver(self, event: Event) -> ev.FinishRun | None:
-        sent = None
-        if isinstance(event, ev.TurnGenerated):
-            sent = self.in_flight[event.worker].get((event.trajectory, event.incarnation))
-            if sent is not None:
-                self.turn_record(event, sent)
-        self.record(event)
-        mark = len(self.log)
-        end = super().deliver(event)
-        for _, entry in self.log[mark:]:
-            if isinstance(entry, Instruction):
-                self.record(entry)
-        return end
-
-    def write(self, kind: str, **fields: Any) -> None:
-        self.records.append({"kind": kind, **fields})
-
-    def turn_record(self, event: ev.TurnGenerated, sent: ev.Generate) -> None:
-        self.write(
-            "turn",
-            trajectory=event.trajectory,
-            token_ids=[1] * event.tokens,
-            versions=[[event.version, event.tokens]] if event.tokens else [],
-            finish=event.finish,
-            full=event.tokens >= sent.max_new_tokens,
-        )
-
-    def record(self, entry: Event | Instruction) -> None:
-        live = self.pipeline.attempts
-        match entry:
-            case ev.DrawGroup():
-                size = self.pipeline.settings.group_size
-                self.write("draw", group=entry.group, task=entry.task, cursor=entry.cursor, members=size)
-            case ev.OpenEnvironment():
-                self.write("open", trajectory=entry.trajectory)
-            case ev.EnvironmentOpened() if entry.trajectory in live:
-                self.write("prompt", trajectory=entry.trajectory, token_ids=[0] * entry.prompt_tokens)
-            case ev.EnvironmentStepped() if entry.stop is None and entry.trajectory in live:
-                self.write("observation", trajectory=entry.trajectory, token_ids=[2] * entry.observation_tokens)
-            case ev.DiscardTrajectory():
-                self.write("discard", trajectory=entry.trajectory, infrastructure=entry.infrastructure)
-            case ev.TrajectoryScored() if entry.trajectory in live:
-                self.write("finished", trajectory={"id": entry.trajectory, "reward": entry.reward})
-            case ev.EndSample():
-                self.write("end", sample=entry.sample, outcome=entry.outcome, reason=entry.reason)
-            case ev.BatchTrained():
-                self.write("trained", step=entry.step, groups=[g.number for g in self.pipeline.training])
-            case ev.TrainerReady():
-                self.write("published", version=entry.version, step=entry.step)
-            case ev.SnapshotPublished():
-                self.write("published", version=entry.version, step=self.pipeline.steps_done)
-            case ev.CheckpointWritten():
-                self.write("checkpoint", step=entry.step)
-            case ev.RestartTrainer():
-                self.write("rollback", step=entry.step)
-            case ev.QuarantineTask():
-                self.write("quarantine", task=entry.task)
+from pearl.sim.search.case import ANY, Case, Fault, Kind
+from pearl.sim.search.world import World
+from tests.core.virtual import settings
 
 
 def machine(changes: dict[str, Any]) -> Pipeline:
     return Pipeline(settings(checkpoints=True, **changes), TaskCursor(8, 0))
 
 
-def life(records: list[dict[str, Any]], seed: int, fault_rate: float, crash_at: int, changes: dict) -> Recorded:
-    """One life of the driver, restored from `records` if there are any; appends to them."""
-    pipeline = machine(changes)
-    run = Recorded(pipeline, seed=seed, fault_rate=fault_rate)
-    run.records, run.crash_at = records, crash_at
-    if records:
-        replay = Replay().read(records)
-        step = max(replay.checkpoints, default=0)
-        replay.apply(pipeline, step)
-        run.write("rollback", step=step)
-        run.first = (step, replay.newest_version + 1)
-    run.end = run.run()  # type: ignore[attr-defined]
-    return run
+def interrupted(seed: int, fault_rate: float, crashes: list[int], changes: dict) -> World:
+    """A run whose driver dies at so many events and instructions, each time restored from the records, to its end."""
+    faults = tuple(Fault(Kind.DRIVER_DIES, ANY, crash, pick=crash % 2) for crash in crashes)
+    world = World(Case(seed, settings(checkpoints=True, **changes), faults=faults, fault_rate=fault_rate))
+    end = world.run()
+    assert not end.failed, end.reason
+    return world
 
 
 @hypothesis_settings(max_examples=200, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     fault_rate=st.sampled_from([0.0, 0.03, 0.1]),
-    crashes=st.lists(st.integers(1, 250), min_size=1, max_size=4),
+    crashes=st.lists(st.integers(1, 800), min_size=1, max_size=4, unique=True),
     changes=st.fixed_dictionaries({"max_staleness_steps": st.integers(0, 2), "in_drawn_order": st.booleans()}),
 )
 def test_an_interrupted_run_loses_and_repeats_nothing(
     seed: int, fault_rate: float, crashes: list[int], changes: dict
 ) -> None:
-    records: list[dict[str, Any]] = []
-    for number, crash_at in enumerate([*crashes, 10**9]):
-        run = life(records, seed + number, fault_rate, crash_at, changes)
-        if run.end is not None:  # type: ignore[attr-defined]
-            break
-    assert run.end is not None and not run.end.failed  # type: ignore[attr-defined]
+    run = interrupted(seed, fault_rate, crashes, changes)
+    records = run.records.list
     assert run.pipeline.samples_unfinished == 0
     final = Replay().read(records)
     outcomes = Counter(m.outcome for g in final.groups.values() for m in g.members)
@@ -151,12 +64,9 @@ def test_an_interrupted_run_loses_and_repeats_nothing(
 
 def test_drawn_order_is_the_same_with_and_without_an_interruption() -> None:
     def batches(crashes: list[int]) -> dict[int, tuple[int, ...]]:
-        records: list[dict[str, Any]] = []
-        for number, crash_at in enumerate([*crashes, 10**9]):
-            life(records, number, 0.0, crash_at, {})
-        return Replay().read(records).trained
+        return Replay().read(interrupted(0, 0.0, crashes, {}).records.list).trained
 
-    assert batches([]) == batches([40]) == batches([25, 60])
+    assert batches([]) == batches([90]) == batches([55, 140])
 
 
 def test_a_trajectory_goes_on_from_where_it_was() -> None:

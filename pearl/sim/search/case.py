@@ -8,6 +8,9 @@ from enum import StrEnum
 
 from pearl.core.settings import Borrowing, ElasticSettings, OnCancel, PipelineSettings, Roles
 
+ANY = "any"
+"""Stands for every event and instruction."""
+
 
 class Kind(StrEnum):
     """What goes wrong. "Its" worker: the one that the trigger names, or one that is picked."""
@@ -38,7 +41,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Happens `wait_s` after the `nth` (from 1) entry `on`, the name of an event or an instruction, in the run."""
+    """Happens `wait_s` after the `nth` (from 1) entry `on` of the run: the name of an event or instruction, or ANY."""
 
     kind: Kind
     on: str
@@ -65,6 +68,8 @@ class Case:
     environment_workers: int = 1
     environments_per_worker: int = 32
     tasks: int = 8
+    task_seed: int = 0
+    """Of the order in which tasks are drawn."""
     tracked: bool = False
     """The Runtime Tracker gives the profile, else it is fixed."""
     faults: tuple[Fault, ...] = ()
@@ -150,6 +155,7 @@ def draw(seed: int) -> Case:
         environment_workers=r.randint(1, 3),
         environments_per_worker=r.choice([2, 32]),
         tasks=40,
+        task_seed=seed,
         tracked=r.random() < 0.4,
         faults=tuple(_fault(r, r.choice(kinds)) for _ in range(count)),
         fault_rate=r.choice([0.0, 0.0, 0.0, 0.02, 0.1]),

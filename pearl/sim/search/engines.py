@@ -79,12 +79,12 @@ class Engines:
         """Fixed slots are there; preemptible ones come. Also for a driver that starts anew: its processes all ended."""
         case = self.world.case
         self.engines = {}
-        fixed = [_slot(f"rollout-{i}", Zone.RESERVED) for i in range(case.reserved)]
-        fixed += [_slot(f"overlap-{i}", Zone.OVERLAP) for i in range(case.overlap)]
+        fixed = [slot(f"rollout-{i}", Zone.RESERVED) for i in range(case.reserved)]
+        fixed += [slot(f"overlap-{i}", Zone.OVERLAP) for i in range(case.overlap)]
         self.slots = {info.name: Slot(info) for info in fixed}
         self.trainer_holds = {info.name for info in fixed if info.zone is Zone.OVERLAP}
         for i in range(case.preemptible):
-            self.offer(_slot(f"spot-{i}", Zone.PREEMPTIBLE), 1)
+            self.offer(slot(f"spot-{i}", Zone.PREEMPTIBLE), 1)
         return tuple(self.slots), tuple(fixed)
 
     def offer(self, info: SlotInfo, life: int) -> None:
@@ -95,7 +95,7 @@ class Engines:
     def offer_another(self) -> None:
         """A preemptible slot that was never there before."""
         self._extra += 1
-        self.offer(_slot(f"extra-{self._extra}", Zone.PREEMPTIBLE), 1)
+        self.offer(slot(f"extra-{self._extra}", Zone.PREEMPTIBLE), 1)
 
     def _join(self, info: SlotInfo, life: int) -> None:
         slot = self.slots.get(info.name)
@@ -368,5 +368,5 @@ class Engines:
             self.trainer_holds.add(name)
 
 
-def _slot(name: str, zone: Zone) -> SlotInfo:
+def slot(name: str, zone: Zone = Zone.PREEMPTIBLE) -> SlotInfo:
     return SlotInfo(name, zone, (f"{name}/0",), name)

@@ -43,6 +43,7 @@ class Rules:
         self.step_of: dict[int, int] = {}
         self.may_fail = False
         """The trainer was lost before it ever was ready, of which a run may fail."""
+        self._quarantined: set[int] = set()
         self._may_grow = case.elastic is not None and case.elastic.inter_scale
         self.new_driver()
 
@@ -159,6 +160,8 @@ class Rules:
                 self.opened.add(i.trajectory)
             case ev.ScoreTrajectory():
                 assert self.turn_tokens[i.trajectory] or i.turns, f"{i.trajectory} is scored without a token"
+            case ev.QuarantineTask():
+                self._quarantined.add(i.task)
             case ev.DiscardTrajectory():
                 self.discarded.add(i.trajectory)
             case ev.EndSample():
@@ -262,7 +265,8 @@ class Rules:
         if end.failed:
             too_often = [name for name, count in self._losses.items() if count > self.case.pipeline.worker_restarts]
             none_left = "no rollout worker is left" in end.reason and not self._may_grow and self._losses_of_slots
-            assert self.may_fail or too_often or none_left, f"the run failed: {end.reason}"
+            no_tasks = len(self._quarantined) == self.case.tasks
+            assert self.may_fail or too_often or none_left or no_tasks, f"the run failed: {end.reason}"
             return
         left = self.drawn - self.ended.keys()
         assert not left, f"lost: {sorted(map(str, left))}"

@@ -25,7 +25,7 @@ from pearl.core.scheduler import Scheduler
 from pearl.core.tasks import TaskCursor
 from pearl.core.trajectory import TrajectoryId
 from pearl.core.workload import EngineProfile, Profile, TurnShape, WorkloadProfile
-from pearl.sim.search.case import AWAITED, Case, Fault, Kind
+from pearl.sim.search.case import ANY, AWAITED, Case, Fault, Kind
 from pearl.sim.search.chance import Chance
 from pearl.sim.search.deadlines import EVENTS, LATE_SHARE, RUN_S, TIMER_LATE_S, TYPICAL_AND_DEADLINE_S
 from pearl.sim.search.engines import Engines
@@ -147,7 +147,7 @@ class World:
 
     def _make_machine(self) -> None:
         case = self.case
-        self.pipeline = Pipeline(case.pipeline, TaskCursor(case.tasks, case.seed))
+        self.pipeline = Pipeline(case.pipeline, TaskCursor(case.tasks, case.task_seed))
         self.machine = self.pipeline
         if case.elastic is not None:
             tracker: Tracker = RuntimeTracker(PROFILE) if case.tracked else FixedProfile()
@@ -231,7 +231,9 @@ class World:
         """The driver is at this entry: log it, write its record, let faults happen that wait for it."""
         name = type(entry).__name__
         self.counts[name] += 1
-        faults = self._triggers.get((name, self.counts[name]), ()) or self._besides(name)
+        planned = (self._triggers.get(key, ()) for key in ((name, self.counts[name]), (ANY, len(self.log))))
+        faults = tuple(itertools.chain(*planned)) if self._triggers else ()
+        faults = faults or self._besides(name)
         self._fault = None
         if any(f.kind is Kind.DRIVER_DIES and not f.wait_s and f.pick < 0.5 for f in faults):
             self.struck += faults
@@ -263,21 +265,14 @@ class World:
     def _strike(self, fault: Fault, entry: Event | Instruction) -> None:
         match fault.kind:
             case Kind.ENGINE_DIES | Kind.PROCESS_DIES:
-                running = self.engines.running()
-                worker = getattr(entry, "worker", None)
-                if worker not in running and running:
-                    worker = running[int(fault.pick * len(running))]
-                if worker in running:
+                if worker := _struck(entry, self.engines.running(), fault.pick):
                     engine = self.engines.engines[worker]
                     self.engines.die(engine, str(fault.kind), with_tokens=fault.kind is Kind.ENGINE_DIES)
             case Kind.NOTICE | Kind.SLOT_LOST:
-                present = self.engines.present(Zone.RESERVED, Zone.PREEMPTIBLE)
-                worker = getattr(entry, "worker", None)
-                if worker not in present and present:
-                    worker = present[int(fault.pick * len(present))]
-                if worker in present and fault.kind is Kind.NOTICE:
+                worker = _struck(entry, self.engines.present(Zone.RESERVED, Zone.PREEMPTIBLE), fault.pick)
+                if worker and fault.kind is Kind.NOTICE:
                     self.engines.notice(worker, self.chance.choice(NOTICES_S, "notice", str(fault)))
-                elif worker in present:
+                elif worker:
                     self.engines.take_away(worker, self.engines.slots[worker].life, "it was reclaimed")
             case Kind.SLOT_JOINS:
                 self.engines.offer_another()
@@ -291,3 +286,11 @@ class World:
                 self.trainer.lose(str(fault.kind))
             case Kind.DRIVER_DIES:
                 raise DriverDied
+
+
+def _struck(entry: Event | Instruction, names: list[str], pick: float) -> str | None:
+    """The slot of the entry if it is one of `names`; where it names none, one that is picked."""
+    named = entry.slot.name if isinstance(entry, ev.SlotJoined) else getattr(entry, "worker", None)
+    if named is None and names:
+        return names[int(pick * len(names))]
+    return named if named in names else None
