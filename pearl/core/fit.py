@@ -3,7 +3,8 @@
 Samples fall into buckets, a factor of two wide in each of two dimensions (batch and KV of decoding, new and cached
 tokens of prefill), and a bucket keeps one mean row. So a million samples of steady traffic weigh no more than the few
 from elsewhere that tell the coefficients apart, and a fit costs the same after a day as after a minute. Rows are
-weighted by 1/y, for relative errors. What the samples leave open is taken from the prior's shape, scaled to them.
+weighted by 1 over what is expected of them, for relative errors; 1/y itself would lean towards rows that happened to be
+quick. What the samples leave open is taken from the prior's shape, scaled to them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +23,12 @@ MEMORY = 50
 BUCKET_WEIGHT = 8
 """Samples up to which a fuller bucket counts for more."""
 PRIOR_WEIGHT = 0.003
-"""Of the prior's shape: a sample counts 1, so a coefficient that the samples determine is moved by well below 1 %."""
+"""Of the prior's shape, at least; a sample counts 1. On a noisy machine it is the samples' relative variance, so that
+what noise cannot tell apart stays as the prior has it."""
 PRIOR_SAMPLES = 4
 """Samples that weigh about as much as the prior's absolute size; then its weight falls faster than theirs grows."""
+REWEIGHTINGS = 3
+"""The first has only y to expect; two more are within a per cent of where it ends."""
 STEADY_SAMPLES = 32
 STEADY_BUCKETS = 3
 """Samples and buckets at which a coefficient is half trusted."""
@@ -75,17 +80,26 @@ class CostFit:
     def _solve(self) -> NDArray[np.float64]:
         rows = np.stack([bucket.row for bucket in self._buckets.values()])
         count = np.array([min(bucket.samples, BUCKET_WEIGHT) for bucket in self._buckets.values()], dtype=float)
-        weight = np.sqrt(count) / rows[:, -1]
-        x, y = rows[:, :-1] * weight[:, None], rows[:, -1] * weight
+        x, y = rows[:, :-1], rows[:, -1]
+        solution, expected, lean = self.prior, y, PRIOR_WEIGHT
+        for _ in range(REWEIGHTINGS):
+            solution = self._weighted(x, y, np.sqrt(count) / expected, lean)
+            expected = np.maximum(x @ solution, 0.1 * y)
+            lean = max(PRIOR_WEIGHT, float(np.mean(count * (y / expected - 1.0) ** 2)))
+        left = PRIOR_SAMPLES**2 / (self.samples + PRIOR_SAMPLES)
+        trust = self.samples / (self.samples + left)
+        result: NDArray[np.float64] = trust * solution + (1.0 - trust) * self.prior
+        return result
+
+    def _weighted(
+        self, x: NDArray[np.float64], y: NDArray[np.float64], weight: NDArray[np.float64], lean: float
+    ) -> Any:
+        x, y = x * weight[:, None], y * weight
         expected = x @ self.prior
         square = float(expected @ expected)
         shape = self.prior * (float(expected @ y) / square if square > 0 else 1.0)
         # In units of its share of y: a coefficient of 1 explains all of a typical sample.
         unit = 1.0 / np.maximum(np.sqrt((x**2).mean(axis=0) / (y**2).mean()), 1e-30)
-        lean = math.sqrt(PRIOR_WEIGHT)
-        matrix = np.vstack([x * unit, lean * np.eye(len(unit))])
-        solution, _ = nnls(matrix, np.concatenate([y, lean * shape / unit]))
-        left = PRIOR_SAMPLES**2 / (self.samples + PRIOR_SAMPLES)
-        trust = self.samples / (self.samples + left)
-        result: NDArray[np.float64] = trust * solution * unit + (1.0 - trust) * self.prior
-        return result
+        matrix = np.vstack([x * unit, math.sqrt(lean) * np.eye(len(unit))])
+        solution, _ = nnls(matrix, np.concatenate([y, math.sqrt(lean) * shape / unit]))
+        return solution * unit
