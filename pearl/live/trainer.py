@@ -80,7 +80,7 @@ class TrainerGroup:
                     root = str(self.directory.checkpoints)
                     await self._all("load", lambda rank: (root, f"step-{step}"), deadlines.checkpoint_s)
                 await self._export(version)
-            self.post(ev.TrainerReady(version, step))
+            self._say(ev.TrainerReady(version, step), life)
         except (ActorError, RunFailed) as error:
             await self._failed("start", error, life)
 
@@ -89,8 +89,9 @@ class TrainerGroup:
         try:
             async with self._turn:
                 replies = await self._all("train", lambda rank: (i.step, wire), self.config.deadlines.train_s)
-            self.on_step({**replies[0], "step": i.step})
-            self.post(ev.BatchTrained(i.step))
+            if self._goes_on(life):
+                self.on_step({**replies[0], "step": i.step})
+            self._say(ev.BatchTrained(i.step), life)
         except (ActorError, RunFailed) as error:
             await self._failed(f"step {i.step}", error, life)
 
@@ -100,10 +101,10 @@ class TrainerGroup:
         try:
             async with self._turn:
                 await self._export(i.version)
-                self.post(ev.SnapshotPublished(i.version))
+                self._say(ev.SnapshotPublished(i.version), life)
                 due = self._checkpoint_due(step)
                 if due:
-                    await self._checkpoint(step, i.version)
+                    await self._checkpoint(step, i.version, life)
                 if self.config.checkpoint.keep_weights and (due or step == self.config.pipeline.steps):
                     await self.actors.waits.until(
                         "trainer",
@@ -159,11 +160,11 @@ class TrainerGroup:
         every = self.config.checkpoint.every_steps
         return every > 0 and (step % every == 0 or step == self.config.pipeline.steps)
 
-    async def _checkpoint(self, step: int, version: int) -> None:
+    async def _checkpoint(self, step: int, version: int, life: int) -> None:
         root = str(self.directory.checkpoints)
         state = {"step": step, "version": version}
         await self._all("save", lambda rank: (root, f"step-{step}", state), self.config.deadlines.checkpoint_s)
-        self.post(ev.CheckpointWritten(step))
+        self._say(ev.CheckpointWritten(step), life)
         _keep_newest(list(self.directory.checkpoints.glob("step-*")), "step-", self.config.checkpoint.keep)
 
     def _keep_weights(self, version: int) -> None:
@@ -182,14 +183,22 @@ class TrainerGroup:
             causes = await asyncio.gather(*(self.actors.cause_of_death(slot, life) for slot in self.slots))
             dead = [f"{slot} is gone: {cause}" for slot, cause in zip(self.slots, causes, strict=True) if cause]
             self._lost(dead[0] if dead else text, life)
-        elif life == self.incarnation and life not in self._told:
-            self.post(ev.TrainerFailed(text))
+        else:
+            self._say(ev.TrainerFailed(text), life)
 
     def _lost(self, text: str, life: int) -> None:
         """The first cause in a life is the cause; what follows from it is not told again."""
-        if life == self.incarnation and life not in self._told:
+        if self._goes_on(life):
             self._told.add(life)
             self.post(ev.TrainerLost(text))
+
+    def _goes_on(self, life: int) -> bool:
+        return life == self.incarnation and life not in self._told
+
+    def _say(self, event: Event, life: int) -> None:
+        """Unless the life's loss is told: a rank may die when all have answered, and nothing comes behind that word."""
+        if self._goes_on(life):
+            self.post(event)
 
 
 def _keep_newest(folders: list[Path], prefix: str, count: int) -> None:

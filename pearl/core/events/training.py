@@ -37,7 +37,10 @@ class CheckpointWritten(Event):
 
 @dataclass(frozen=True, slots=True)
 class TrainerLost(Event):
-    """A rank died or fell silent. What was trained since the newest checkpoint is lost with it."""
+    """A rank died or fell silent. What was trained since the newest checkpoint is lost with it.
+
+    Nothing else of this life of the trainer comes behind it.
+    """
 
     reason: str
 
