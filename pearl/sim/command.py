@@ -9,9 +9,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from pearl.core.policies import POLICIES
 from pearl.errors import UserError
 from pearl.sim.plot import check, draw
-from pearl.sim.policies import POLICIES
 from pearl.sim.scenario import Scenario, simulate
 from pearl.sim.timeline import Timeline
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from pearl.core import events as ev
+from pearl.core.drain import DrainAware
+from pearl.core.policies import POLICIES
 from pearl.core.settings import PipelineSettings
 from pearl.core.tasks import TaskCursor
 from pearl.core.workload import EngineProfile, Profile, WorkloadProfile
@@ -19,7 +21,6 @@ from pearl.sim import availability
 from pearl.sim.cluster import Cluster, make_cluster
 from pearl.sim.durations import Durations
 from pearl.sim.engine import EngineOptions
-from pearl.sim.policies import POLICIES
 from pearl.sim.replay import Replay
 from pearl.sim.results import Results
 from pearl.sim.simulator import Models, Observer, Simulator
@@ -171,6 +172,14 @@ def _prior(batch: int, group_size: int) -> WorkloadProfile:
     return workload_profile(PRESETS["swe"], batch=batch, group_size=group_size)
 
 
+def _drain_aware(options: EngineOptions) -> DrainAware:
+    return DrainAware(
+        decode_keeps_kv=options.decode_keeps_kv,
+        prefill_keeps_response=options.prefill_keeps_response,
+        chunk_tokens=options.chunk_tokens,
+    )
+
+
 def simulate(
     scenario: Scenario, observers: Iterable[Observer] = (), *, validate: bool = False
 ) -> tuple[dict[str, Any], Simulator]:
@@ -183,7 +192,7 @@ def simulate(
     models, cluster, workload = scenario.models(), scenario.cluster(), scenario.make_workload()
     prior = Profile(models.engine, _prior(scenario.batch, scenario.group_size))
     machine = POLICIES[scenario.policy].machine(
-        scenario.pipeline(models.engine), TaskCursor(TASKS, scenario.seed), prior, models.options
+        scenario.pipeline(models.engine), TaskCursor(TASKS, scenario.seed), prior, _drain_aware(models.options)
     )
     results = Results(scenario.group_size)
     simulator = Simulator(

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 
 from pearl.cli import app
 from pearl.core import events as ev
+from pearl.core.policies import POLICIES
 from pearl.core.trajectory import FinishReason
 from pearl.errors import UserError
 from pearl.sim.plot import check
-from pearl.sim.policies import POLICIES
 from pearl.sim.scenario import Scenario, simulate
 from pearl.sim.simulator import Simulator
 from pearl.sim.timeline import Doing, Timeline

@@ -1,4 +1,4 @@
-"""Named settings of the Elastic Scheduler, to compare with each other."""
+"""Named settings of the Elastic Scheduler, for runs and for simulations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from pearl.core.scheduler import Scheduler
 from pearl.core.settings import Borrowing, ElasticSettings, OnCancel, PipelineSettings, Roles
 from pearl.core.tasks import TaskCursor
 from pearl.core.workload import Profile
-from pearl.sim.engine import EngineOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +24,9 @@ class Policy:
     closed_form: bool = False
     """The source's equations instead of the drain-aware model."""
 
-    def machine(
-        self, pipeline: PipelineSettings, tasks: TaskCursor, prior: Profile, options: EngineOptions
-    ) -> Scheduler:
-        """The schedulers of a run, with a tracker that begins with `prior`."""
-        model = ClosedForm() if self.closed_form else DrainAware(
-            decode_keeps_kv=options.decode_keeps_kv,
-            prefill_keeps_response=options.prefill_keeps_response,
-            chunk_tokens=options.chunk_tokens,
-        )  # fmt: skip
+    def machine(self, pipeline: PipelineSettings, tasks: TaskCursor, prior: Profile, drain: DrainAware) -> Scheduler:
+        """The schedulers of a run, with a tracker that begins with `prior`; `drain` knows the engines' caches."""
+        model = ClosedForm() if self.closed_form else drain
         tracker = RuntimeTracker(prior)
         hot = Pipeline(pipeline, tasks)
         cold = Elastic(hot, self.elastic, DecisionEngine(self.decision, model), tracker)
