@@ -16,6 +16,7 @@ from envs.swebench.errors import NoRecipe
 from envs.swebench.frameworks import named_tests
 from envs.swebench.interpreters import Python, find_python
 from envs.swebench.patches import Guard, parse_patch
+from envs.swebench.recipes import propose
 from envs.swebench.record import Recipe, TaskRecord
 from envs.swebench.store import Store, default_store
 from envs.swebench.tools import Tools
@@ -64,11 +65,7 @@ class Builder:
         """Blocks; call it in a thread from a coroutine (`abuild`). What this builder has built is at hand at once."""
         if (built := self._built.get(record.instance_id)) is not None and built.record == record:
             return built
-        recipe = record.build
-        if recipe is None:
-            raise NoRecipe(
-                f"{record.instance_id} does not say how to build it: give it `build` with sdist, python, deps, test_cmd"
-            )
+        recipe = record.build or propose(record, self.store, Tools.within(self._config.build_s))
         if recipe.image is not None:
             raise NoRecipe(f"{record.instance_id} is a container image ({recipe.image}), which needs such a backend")
         tools = Tools.within(self._config.build_s)

@@ -79,6 +79,8 @@ class TaskRecord(Model):
     version: str = ""
     """Of the repository, as SWE-bench names it."""
     base_commit: str = ""
+    created_at: str = ""
+    """ISO date of the change; helps to find a release close to it."""
     problem_statement: str
     hints_text: str = ""
     patch: str

@@ -79,10 +79,10 @@ def unpack(archive: Path, target: Path) -> None:
         shutil.copytree(root, target, symlinks=True, dirs_exist_ok=True)
 
 
-def apply_patch(tree: Path, patch: str, tools: Tools) -> dict[str, Entry]:
+def apply_patch(tree: Path, patch: str, tools: Tools, *, fuzz: bool = True) -> dict[str, Entry]:
     """What a patch makes of `tree`, which stays as it is. Raises PatchDoesNotApply.
 
-    Exact context first; then with fuzz, as the official harness does.
+    Exact context first; then, with `fuzz`, as loosely as the official harness does.
     """
     try:
         parts = parse_patch(patch)
@@ -99,17 +99,17 @@ def apply_patch(tree: Path, patch: str, tools: Tools) -> dict[str, Entry]:
             if (tree / path).is_file():
                 shutil.copy(tree / path, scratch / path)
         (folder / "patch").write_text(patch if patch.endswith("\n") else patch + "\n")
-        _apply(scratch, folder / "patch", tools)
+        _apply(scratch, folder / "patch", tools, fuzz)
         return {path: _entry(scratch / path) for path in sorted(touched)}
 
 
-def _apply(scratch: Path, patch: Path, tools: Tools) -> None:
+def _apply(scratch: Path, patch: Path, tools: Tools, fuzz: bool) -> None:
     try:
         tools.git(scratch, "apply", "--whitespace=nowarn", str(patch))
         return
     except BuildFailed as error:
         said = str(error)
-    if shutil.which("patch") is None:
+    if not fuzz or shutil.which("patch") is None:
         raise PatchDoesNotApply(said)
     try:
         tools.run(["patch", "--batch", "--fuzz=5", "-p1", "-s", "-i", patch], scratch)

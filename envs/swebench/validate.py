@@ -99,6 +99,7 @@ def compare(
         status = "valid" if match is None else "strict" if match == "" else match.partition(":")[0]
         record = record.model_copy(
             update={
+                "build": built.recipe,
                 "fail_to_pass": fail_to_pass,
                 "pass_to_pass": pass_to_pass,
                 "official_fail_to_pass": official,

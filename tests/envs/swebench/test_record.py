@@ -12,7 +12,7 @@ from tests.envs.swebench.conftest import RIGHT, WRONG, record, write_jsonl
 ROW = {
     "instance_id": "pallets__flask-1",
     "repo": "pallets/flask",
-    "version": 2.3,
+    "version": "2.3",
     "base_commit": "abc",
     "problem_statement": "It breaks.",
     "hints_text": None,
@@ -25,7 +25,7 @@ ROW = {
 
 
 def test_a_row_of_the_benchmark(tmp_path: Path) -> None:
-    [task] = load_tasks(str(write_jsonl(tmp_path / "t.jsonl", [ROW])))
+    [task] = load_tasks(str(write_jsonl(tmp_path / "t.jsonl", [{**ROW, "version": 2.3}])))
     assert task.fail_to_pass == ("tests/test_a.py::test_x",) and task.pass_to_pass == ("tests/test_a.py::test_y",)
     assert task.version == "2.3" and task.build is None
 
@@ -75,14 +75,13 @@ def test_a_directory_of_tasks(tmp_path: Path) -> None:
         ({"sdist": "flask==1", "test_cmd": []}, "test_cmd"),
         ({"sdist": "flask==1", "test_cmd": ["x"], "pythonpath": "../.."}, "pythonpath"),
         ({"format": 7}, "format"),
-        ({"format": 1}, "created_at"),
+        ({"format": 1, "environment_setup_commit": "x"}, "environment_setup_commit"),
     ],
 )
 def test_a_bad_row_is_named_with_its_line(tmp_path: Path, change: dict[str, object], named: str) -> None:
     path = write_jsonl(tmp_path / "t.jsonl", [{**ROW, "instance_id": "fine"}, {**ROW, **change}])
-    with pytest.raises(UserError, match=named) as error:
+    with pytest.raises(UserError, match=f"line 2.*{named}"):
         load_tasks(str(path))
-    assert "line 2" in str(error.value) or named in ("created_at",)
 
 
 @pytest.mark.parametrize("text", ["{", "[1, 2]\n", "", '{"instance_id": 3}'])
