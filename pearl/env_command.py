@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json as json_module
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -41,14 +42,14 @@ class _Workshop:
 
 
 @asynccontextmanager
-async def _workshop(cache: Path | None, build_s: float) -> AsyncIterator[_Workshop]:
+async def _workshop(cache: Path | None, build_s: float, builds: int = 1) -> AsyncIterator[_Workshop]:
     """A builder, and sandboxes that are large enough for test suites."""
     from envs.sandbox.backend import BubblewrapBackend
     from envs.swebench.builder import Builder
     from envs.swebench.limits import LIMITS
     from pearl.config.swebench import SwebenchConfig
 
-    builder = Builder(SwebenchConfig(cache=str(cache) if cache else None, build_s=build_s))
+    builder = Builder(SwebenchConfig(cache=str(cache) if cache else None, build_s=build_s, builds=builds))
     backend = BubblewrapBackend(LIMITS, name="env")
     try:
         await asyncio.to_thread(backend.sweep)
@@ -72,15 +73,17 @@ def _chosen(tasks: str, only: list[str] | None) -> list[TaskRecord]:
 
 
 async def _each(records: list[TaskRecord], jobs: int | None, work: Callable[[TaskRecord], Awaitable[Any]]) -> list[Any]:
-    import os
-
-    some = asyncio.Semaphore(jobs or max(1, (os.cpu_count() or 2) // 2))
+    some = asyncio.Semaphore(_jobs(jobs))
 
     async def one(record: TaskRecord) -> Any:
         async with some:
             return await work(record)
 
     return await asyncio.gather(*(one(record) for record in records))
+
+
+def _jobs(jobs: int | None) -> int:
+    return jobs or max(1, (os.cpu_count() or 2) // 2)
 
 
 def _print(console: Console, text: str) -> None:
@@ -130,7 +133,7 @@ def build(
     async def main() -> list[dict[str, Any]]:
         from envs.swebench.errors import TaskError
 
-        async with _workshop(cache, build_s) as shop:
+        async with _workshop(cache, build_s, _jobs(jobs)) as shop:
 
             async def one(record: TaskRecord) -> dict[str, Any]:
                 loop = asyncio.get_running_loop()
@@ -176,7 +179,7 @@ def validate(
     async def main() -> list[Any]:
         from envs.swebench.validate import validate as validate_task
 
-        async with _workshop(cache, build_s) as shop:
+        async with _workshop(cache, build_s, _jobs(jobs)) as shop:
 
             async def one(record: TaskRecord) -> Any:
                 limit = max(test_s, RUN_FACTOR * (record.run_s or 0.0))

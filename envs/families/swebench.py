@@ -50,19 +50,18 @@ class SwebenchFamily:
                 "Run `pearl env validate TASKS --output VALID.jsonl` and use what it writes.",
             )
         self._builder = Builder(config.swebench)
+        self._faults: dict[str, str] = {}
         self.tasks: Sequence[Task] = [Task(record.instance_id, "swebench", record.repo) for record in self._records]
 
     async def prepare(self) -> dict[str, str]:
         """Build all tasks, a few at a time; those that fail are named with the reason, and cannot be opened."""
-        some = asyncio.Semaphore(self._config.swebench.builds)
-        faults: dict[str, str] = {}
+        faults = self._faults
 
         async def build(record: TaskRecord) -> None:
-            async with some:
-                try:
-                    await self._builder.abuild(record)
-                except TaskError as error:
-                    faults[record.instance_id] = f"{error.reason}: {error}"
+            try:
+                await self._builder.abuild(record)
+            except TaskError as error:
+                faults[record.instance_id] = f"{error.reason}: {error}"
 
         await asyncio.gather(*(build(record) for record in self._records))
         if len(faults) == len(self._records):
@@ -73,7 +72,10 @@ class SwebenchFamily:
         return faults
 
     def open(self, index: int) -> SwebenchEnvironment:
-        return SwebenchEnvironment(self.tasks[index], self._records[index], self._builder, self._backend, self._config)
+        record = self._records[index]
+        if (fault := self._faults.get(record.instance_id)) is not None:
+            raise InfrastructureError(f"{record.instance_id} cannot be built: {fault}")
+        return SwebenchEnvironment(self.tasks[index], record, self._builder, self._backend, self._config)
 
     def close(self) -> None:
         self._builder.close()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,15 +62,18 @@ class Builder:
         self._user = SandboxUser.here()
         self._pythons: dict[str, Python] = {}
         self._built: dict[str, BuiltTask] = {}
+        self._stop = threading.Event()
+        # Threads of their own: sandboxes' work in the loop's threads must not wait for a pip.
+        self._threads = ThreadPoolExecutor(config.builds, "build")
 
     def build(self, record: TaskRecord) -> BuiltTask:
         """Blocks; call it in a thread from a coroutine (`abuild`). What this builder has built is at hand at once."""
         if (built := self._built.get(record.instance_id)) is not None and built.record == record:
             return built
-        recipe = record.build or propose(record, self.store, Tools.within(self._config.build_s))
+        recipe = record.build or propose(record, self.store, self._tools())
         if recipe.image is not None:
             raise NoRecipe(f"{record.instance_id} is a container image ({recipe.image}), which needs such a backend")
-        tools = Tools.within(self._config.build_s)
+        tools = self._tools()
         python = self._pythons.get(recipe.python) or find_python(recipe.python, self._user, self.store)
         self._pythons[recipe.python] = python
         tree_key = _key(recipe, "sdist", "source", "setup_patch", "python")
@@ -89,14 +94,22 @@ class Builder:
         return built
 
     async def abuild(self, record: TaskRecord) -> BuiltTask:
-        return await asyncio.to_thread(self.build, record)
+        if (built := self._built.get(record.instance_id)) is not None and built.record == record:
+            return built
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self.build, record)
 
     def changes(self, built: BuiltTask, patch: str) -> dict[str, Entry]:
         """What a patch makes of the task's repository."""
-        return apply_patch(built.image.tree, patch, Tools.within(self._config.build_s))
+        return apply_patch(built.image.tree, patch, self._tools())
 
     def close(self) -> None:
+        """End builds that are under way; let others evict what was built."""
+        self._stop.set()
+        self._threads.shutdown(wait=True, cancel_futures=True)
         self.store.close()
+
+    def _tools(self) -> Tools:
+        return Tools.within(self._config.build_s, self._stop)
 
 
 def _image(record: TaskRecord, recipe: Recipe, python: Python, tree: Path, environment: Path) -> SandboxImage:

@@ -6,9 +6,10 @@ import contextlib
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from envs.swebench.errors import BuildFailed, BuildTimeout
@@ -26,17 +27,19 @@ GIT = {
     "GIT_COMMITTER_DATE": "2000-01-01T00:00:00Z",
 }
 SAID_CHARS = 600
+POLL_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """Commands that share a deadline (`time.monotonic()`)."""
+    """Commands that share a deadline (`time.monotonic()`), and end when `stop` is set."""
 
     deadline: float
+    stop: threading.Event = field(default_factory=threading.Event)
 
     @classmethod
-    def within(cls, timeout_s: float) -> Tools:
-        return cls(time.monotonic() + timeout_s)
+    def within(cls, timeout_s: float, stop: threading.Event | None = None) -> Tools:
+        return cls(time.monotonic() + timeout_s, stop or threading.Event())
 
     def run(self, argv: Sequence[str | Path], cwd: Path, extra: Mapping[str, str] | None = None) -> str:
         """Standard output. Raises BuildFailed with the end of what was said, or BuildTimeout."""
@@ -53,9 +56,7 @@ class Tools:
         )
         what = " ".join(str(part) for part in argv[:4])
         try:
-            said, _ = process.communicate(timeout=max(self.deadline - time.monotonic(), 0.0))
-        except subprocess.TimeoutExpired:
-            raise BuildTimeout(f"`{what} …` did not end within the build's deadline") from None
+            said = self._wait(process, what)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -63,6 +64,17 @@ class Tools:
         if process.returncode:
             raise BuildFailed(f"`{what} …` failed: {said.strip()[-SAID_CHARS:]}")
         return said
+
+    def _wait(self, process: subprocess.Popen[str], what: str) -> str:
+        while True:
+            left = self.deadline - time.monotonic()
+            try:
+                return process.communicate(timeout=min(max(left, 0.0), POLL_S))[0]
+            except subprocess.TimeoutExpired:
+                if left <= 0:
+                    raise BuildTimeout(f"`{what} …` did not end within the build's deadline") from None
+                if self.stop.is_set():
+                    raise BuildFailed(f"`{what} …` was stopped") from None
 
     def git(self, tree: Path, *arguments: str) -> str:
         options = ("-c", "init.defaultBranch=main", "-c", "gc.auto=0", "-c", "core.autocrlf=false")

@@ -20,7 +20,7 @@ class SwebenchConfig(Section):
     build_s: float = Field(900.0, gt=0)
     """Building one task (download, repository, virtual environment), seconds."""
     builds: int = Field(2, ge=1)
-    """Tasks that are built at once when a worker starts."""
+    """Tasks that are built at once."""
     test_s: float = Field(300.0, gt=0)
     """One run of a task's tests, seconds; a longer one fails them. `deadlines.score_s` bounds it, too."""
     attempts: int = Field(2, ge=1)

@@ -10,6 +10,8 @@ import pytest
 
 from envs.swebench.errors import BuildFailed, BuildTimeout
 from envs.swebench.store import Store
+from envs.swebench.tools import Tools
+from tests.envs.conftest import processes_with
 
 GB = 10**9
 
@@ -109,3 +111,16 @@ def test_what_is_in_use_stays_whatever_the_budget(directory: Path) -> None:
     user.close()
     assert [path.name for path in other.evict()] == ["used"]
     assert json.dumps(sorted(made(user))) == '["trees/own"]'
+
+
+def test_a_command_ends_with_all_it_started_at_its_deadline_and_when_it_is_stopped(directory: Path) -> None:
+    with pytest.raises(BuildTimeout):
+        Tools.within(0.5).run(["bash", "-c", "sleep 98437 & wait"], directory)
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(BuildFailed, match="stopped"):
+        Tools.within(60.0, stop).run(["bash", "-c", "sleep 98437 & wait"], directory)
+    deadline = time.monotonic() + 20
+    while processes_with("98437") and time.monotonic() < deadline:
+        os.sched_yield()
+    assert processes_with("98437") == []
