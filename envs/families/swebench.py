@@ -42,16 +42,16 @@ class SwebenchFamily:
                 "Set environment.sandbox.memory_mb to 4096, and cpu_s, file_mb, disk_mb, processes as in "
                 "examples/swebench.yaml.",
             )
-        self._records = load_tasks(config.swebench.tasks_file)[: config.tasks]
-        unjudged = [record.instance_id for record in self._records if not record.fail_to_pass]
+        self.records = load_tasks(config.swebench.tasks_file)[: config.tasks]
+        unjudged = [record.instance_id for record in self.records if not record.fail_to_pass]
         if unjudged:
             raise UserError(
                 f"{len(unjudged)} tasks have no FAIL_TO_PASS tests to judge them: {', '.join(unjudged[:3])}",
                 "Run `pearl env validate TASKS --output VALID.jsonl` and use what it writes.",
             )
-        self._builder = Builder(config.swebench)
+        self.builder = Builder(config.swebench)
         self._faults: dict[str, str] = {}
-        self.tasks: Sequence[Task] = [Task(record.instance_id, "swebench", record.repo) for record in self._records]
+        self.tasks: Sequence[Task] = [Task(record.instance_id, "swebench", record.repo) for record in self.records]
 
     async def prepare(self) -> dict[str, str]:
         """Build all tasks, a few at a time; those that fail are named with the reason, and cannot be opened."""
@@ -59,12 +59,12 @@ class SwebenchFamily:
 
         async def build(record: TaskRecord) -> None:
             try:
-                await self._builder.abuild(record)
+                await self.builder.abuild(record)
             except TaskError as error:
                 faults[record.instance_id] = f"{error.reason}: {error}"
 
-        await asyncio.gather(*(build(record) for record in self._records))
-        if len(faults) == len(self._records):
+        await asyncio.gather(*(build(record) for record in self.records))
+        if len(faults) == len(self.records):
             first = next(iter(faults.values()))
             raise UserError(
                 f"none of the {len(faults)} tasks can be built; the first: {first}", "See `pearl env build`."
@@ -72,13 +72,13 @@ class SwebenchFamily:
         return faults
 
     def open(self, index: int) -> SwebenchEnvironment:
-        record = self._records[index]
+        record = self.records[index]
         if (fault := self._faults.get(record.instance_id)) is not None:
             raise InfrastructureError(f"{record.instance_id} cannot be built: {fault}")
-        return SwebenchEnvironment(self.tasks[index], record, self._builder, self._backend, self._config)
+        return SwebenchEnvironment(self.tasks[index], record, self.builder, self._backend, self._config)
 
     def close(self) -> None:
-        self._builder.close()
+        self.builder.close()
 
 
 class SwebenchEnvironment:
