@@ -34,7 +34,7 @@ def layout_of(row: Iterable[int]) -> Layout:
 
 
 class MakespanModel(Protocol):
-    """Seconds from the first dispatch of `batch` trajectories to the end of the last one."""
+    """Seconds from the first dispatch of `batch` trajectories to the end of the last one, before it is scored."""
 
     @property
     def name(self) -> str: ...

@@ -4,9 +4,9 @@ It sees every event and instruction of the machines and decides nothing. Work pe
 trajectories, and what it keeps of one goes when that one ends. From the first request on there is a profile: the prior,
 which fades as evidence comes (`pearl/core/fit.py`, `pearl/core/survival.py`).
 
-How f is measured: a trajectory lives from its first prompt to its score; it decodes for the time that the engine says,
-or, where the engine says nothing, for the whole of its request. f is the sum of the one over the sum of the other, so
-long waits weigh by their length.
+How f is measured: a trajectory lives from its first prompt to the end of its last turn. It decodes for the time that
+the engine says, or, where the engine says nothing, for the whole of its request. f is the sum of the one over the sum
+of the other, so long waits weigh by their length.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class _Live:
     new: int = 0
     response: int = 0
     began: float = 0.0
-    """When its request, step or scoring was asked for."""
+    """When its request or step was asked for."""
     requests: int = 0
     """Of this turn; a second one goes on from an interruption."""
     environment_s: float = 0.0
-    """Of the last step; scoring is added to it."""
+    """Of the last step."""
     prefix_at: tuple[str, int, int] = ("", -1, -1)
     """(worker, incarnation, version) that computed its prefix."""
     asked: tuple[str, int, int] = ("", -1, -1)
@@ -166,18 +166,18 @@ class RuntimeTracker:
             live.new, live.response, live.requests = event.observation_tokens, 0, 0
 
     def _score(self, i: ev.ScoreTrajectory, now: float) -> None:
+        """The rollout of a trajectory ends here; scoring it is nobody's turn."""
         if live := self._live.get(i.trajectory):
             self._turn_over(live)
-            live.began = now
+            self._account(live, now, 0.0)
             live.turn = i.turns
 
     def _scored(self, event: ev.TrajectoryScored, now: float) -> None:
         live = self._live.pop(event.trajectory, None)
         if live is None:
             return
-        self._account(live, now, 0.0)
         if live.turn:
-            self.curve.add(live.turn - 1, ENVIRONMENT, live.environment_s + now - live.began)
+            self.curve.add(live.turn - 1, ENVIRONMENT, live.environment_s)
             self.curve.outcome(live.turn - 1, ended=True)
             self.turn_counts.add(live.turn)
             self._turns[event.trajectory] = live.turn
@@ -228,7 +228,9 @@ class RuntimeTracker:
             regressors = [1.0, t.decode_batch, t.decode_kv_tokens]
             if share := self.prior.engine.expert_share:
                 regressors.append(1.0 - (1.0 - share) ** t.decode_batch)
-            self.decode.add((t.decode_batch, t.decode_kv_tokens), regressors, (t.decode_s - max(0.0, t.stall_s)) / (tokens - 1))
+            self.decode.add(
+                (t.decode_batch, t.decode_kv_tokens), regressors, (t.decode_s - max(0.0, t.stall_s)) / (tokens - 1)
+            )
         if t.transfer_s >= 0 and t.transfer_bytes > 0:
             self.transfer.add((t.transfer_bytes, 0.0), (1.0, t.transfer_bytes), t.transfer_s)
 

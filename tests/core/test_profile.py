@@ -179,6 +179,7 @@ class Batch:
         flush: bool = False,
         train: bool = True,
         finish: bool = True,
+        scoring_s: float = 0.0,
     ) -> None:
         ids = [TrajectoryId(self.group, member, 0) for member in range(len(turns))]
         self.group += 1
@@ -202,6 +203,7 @@ class Batch:
                 see(ev.EnvironmentStepped(trajectory, 0 if last else new, stop, environment_s), self.now)
                 if last:
                     see(ev.ScoreTrajectory(trajectory, "environment-0", StopReason.SUBMITTED, count), self.now)
+                    self.now += scoring_s
                     see(ev.TrajectoryScored(trajectory, 1.0), self.now)
         if train:
             see(ev.TrainBatch(self.group, (tuple(ids),)), self.now)
@@ -226,6 +228,14 @@ def test_the_workload_of_a_batch_is_what_was_played() -> None:
     assert work.prefix_hit_rate == pytest.approx(1.0)
     assert work.final_context_tokens == pytest.approx(2.75 * 500, rel=0.03)
     assert tracker.environment_times.quantile(0.5) == pytest.approx(3.0, rel=0.1)
+
+
+def test_scoring_is_nobody_s_turn() -> None:
+    quick, slow = (RuntimeTracker(Profile(TRUE, WORK)) for _ in range(2))
+    for _ in range(5):
+        Batch(quick).play([2, 4] * 8)
+        Batch(slow).play([2, 4] * 8, scoring_s=500.0)
+    assert slow.profile() == quick.profile()
 
 
 def test_trajectories_that_go_on_do_not_make_the_curve_look_short() -> None:
