@@ -11,6 +11,9 @@ from envs.swebench.errors import BuildFailed, BuildTimeout
 from envs.swebench.record import Recipe
 from envs.swebench.tools import Tools
 
+OLD_PIPS = {"3.6": "pip==21.3.1"}
+"""Pythons whose own pip takes releases that do not support them; the last pip that does support them."""
+
 
 def make_environment(recipe: Recipe, python: Path, tree: Path, tools: Tools, target: Path, final: Path) -> None:
     """Fill `target`, which is renamed to `final` later: scripts name `final` already.
@@ -20,6 +23,8 @@ def make_environment(recipe: Recipe, python: Path, tree: Path, tools: Tools, tar
     """
     tools.run([python, "-m", "venv", target], target.parent)
     pip: list[str | Path] = [target / "bin" / "python", "-m", "pip", "install", "-q"]
+    if recipe.python in OLD_PIPS:
+        tools.run([*pip, OLD_PIPS[recipe.python]], target.parent)
     if recipe.deps:
         tools.run([*pip, *recipe.deps], target.parent)
     if recipe.install_self:
