@@ -26,7 +26,8 @@ from pearl.core.pipeline import Pipeline
 from pearl.core.tasks import TaskCursor
 from pearl.core.trajectory import FinishReason, StopReason
 from pearl.live.actors import ActorClasses
-from pearl.live.driver import Driver, pipeline_settings
+from pearl.live.driver import Driver
+from pearl.live.machine import pipeline_settings
 from pearl.live.run_directory import RunDirectory
 
 TURNS_PER_TRAJECTORY = 10

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass
 
 from pearl.config import RunConfig
+from pearl.core.layout import SlotInfo, Zone
 from pearl.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """`zone`: training, reserved or preemptible (rollout), or environment; `devices`: GPU indices on this host, none
-    on a CPU."""
+    """`zone`: training, environment, or a rollout slot's (see `pearl.core.layout.Zone`); `devices`: GPU indices on this
+    host, none on a CPU."""
 
     slot: str
     zone: str
     devices: tuple[int, ...]
     threads: int
+    trainer_ranks: tuple[int, ...] = ()
+    """Of an overlap slot: the ranks on the same GPUs."""
+
+    @property
+    def rollout(self) -> bool:
+        return self.zone in tuple(Zone)
+
+    def slot_info(self) -> SlotInfo:
+        """Of a rollout slot of this machine."""
+        host = socket.gethostname()
+        gpus = tuple(f"{host}/{device}" for device in self.devices)
+        return SlotInfo(self.slot, Zone(self.zone), gpus, host, self.trainer_ranks)
 
     def environment(self) -> dict[str, str]:
         """Environment variables of the slot's process."""
@@ -33,17 +47,23 @@ class Binding:
 
 
 def bind(config: RunConfig, gpus: int) -> dict[str, Binding]:
-    """Bindings by slot name: trainer ranks first, then rollout workers, then environment workers (no GPU).
+    """Bindings by slot name: trainer ranks first, then rollout workers (reserved, preemptible, and those that overlap
+    with the ranks), then environment workers (no GPU).
 
     `gpus` = 0 means a CPU run. Raises UserError if the GPUs do not suffice.
     """
-    width = config.engine.tensor_parallel
-    ranks, rollouts = config.trainer.ranks, config.cluster.rollout_workers
-    needed = ranks + rollouts * width
+    width, threads = config.engine.tensor_parallel, config.engine.threads
+    ranks, rollouts, preemptible = (
+        config.trainer.ranks,
+        config.cluster.rollout_workers,
+        config.elastic.preemptible_slots,
+    )
+    needed = ranks + (rollouts + preemptible) * width
     if gpus and needed > gpus:
+        more = f" + elastic.preemptible_slots = {preemptible}," if preemptible else ""
         raise UserError(
-            f"trainer.ranks = {ranks} and cluster.rollout_workers x engine.tensor_parallel = {rollouts} x {width} need "
-            f"{needed} GPUs, this machine has {gpus}",
+            f"trainer.ranks = {ranks} and cluster.rollout_workers x engine.tensor_parallel = {rollouts} x {width}"
+            f"{more} need {needed} GPUs, this machine has {gpus}",
             "Lower one of them.",
         )
 
@@ -51,9 +71,13 @@ def bind(config: RunConfig, gpus: int) -> dict[str, Binding]:
         return tuple(range(first, first + count)) if gpus else ()
 
     slots = [Binding(f"trainer-{r}", "training", take(r, 1), config.trainer.threads) for r in range(ranks)]
+    slots += [Binding(f"rollout-{i}", Zone.RESERVED, take(ranks + i * width, width), threads) for i in range(rollouts)]
+    first = ranks + rollouts * width
     slots += [
-        Binding(f"rollout-{i}", "reserved", take(ranks + i * width, width), config.engine.threads)
-        for i in range(rollouts)
+        Binding(f"preemptible-{i}", Zone.PREEMPTIBLE, take(first + i * width, width), threads)
+        for i in range(preemptible)
     ]
+    shared = [tuple(range(i * width, (i + 1) * width)) for i in range(config.elastic.overlap_slots)]
+    slots += [Binding(f"overlap-{i}", Zone.OVERLAP, take(own[0], width), threads, own) for i, own in enumerate(shared)]
     slots += [Binding(f"environment-{j}", "environment", (), 1) for j in range(config.environment.workers)]
     return {binding.slot: binding for binding in slots}

@@ -2,6 +2,7 @@
 
 from pearl.config.cluster import ClusterConfig
 from pearl.config.deadlines import DeadlinesConfig
+from pearl.config.elastic import AvailabilityConfig, ElasticConfig
 from pearl.config.engine import EngineConfig, SamplingConfig
 from pearl.config.environment import EnvironmentConfig, SandboxConfig
 from pearl.config.model import ModelConfig
@@ -10,9 +11,11 @@ from pearl.config.run import CheckpointConfig, RunConfig
 from pearl.config.trainer import GrpoConfig, ScheduleConfig, TrainerConfig
 
 __all__ = [
+    "AvailabilityConfig",
     "CheckpointConfig",
     "ClusterConfig",
     "DeadlinesConfig",
+    "ElasticConfig",
     "EngineConfig",
     "EnvironmentConfig",
     "GrpoConfig",

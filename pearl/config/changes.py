@@ -8,7 +8,8 @@ from typing import Any
 from pearl.errors import UserError
 
 HARMLESS = (
-    "name", "run_root", "run_dir", "cluster.", "deadlines.", "checkpoint.", "engine.device", "engine.threads",
+    "name", "run_root", "run_dir", "cluster.", "deadlines.", "checkpoint.", "elastic.",
+    "engine.device", "engine.threads",
     "engine.log_level", "engine.stream_interval", "engine.max_running_requests", "engine.max_total_tokens",
     "engine.mem_fraction_static", "engine.attention_backend", "engine.disable_radix_cache", "engine.extra_args",
     "trainer.threads", "trainer.ranks", "environment.workers", "environment.sandboxes_per_worker",

@@ -18,6 +18,12 @@ class DeadlinesConfig(Section):
     """An engine acknowledges an abort."""
     sync_s: float = Field(300.0, gt=0)
     """An engine loads and verifies one snapshot."""
+    engine_stop_s: float = Field(10.0, gt=0)
+    """An engine whose slot leaves ends in good order; then its process is killed."""
+    memory_s: float = Field(60.0, gt=0)
+    """An engine gives its device memory back, or takes it again."""
+    offload_s: float = Field(120.0, gt=0)
+    """All trainer ranks move their states off their GPUs, or back."""
     environment_build_s: float = Field(600.0, gt=0)
     """An environment worker builds what all tasks need (family `swebench`: repositories and virtual environments,
     unless `pearl env build` has made them)."""

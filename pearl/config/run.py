@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from pearl.config.cluster import ClusterConfig
 from pearl.config.deadlines import DeadlinesConfig
+from pearl.config.elastic import ElasticConfig
 from pearl.config.engine import EngineConfig
 from pearl.config.environment import EnvironmentConfig
 from pearl.config.model import ModelConfig
@@ -39,6 +40,7 @@ class RunConfig(Section):
     pipeline: PipelineConfig = PipelineConfig()
     environment: EnvironmentConfig = EnvironmentConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    elastic: ElasticConfig = ElasticConfig()
     deadlines: DeadlinesConfig = DeadlinesConfig()
 
     @model_validator(mode="after")
@@ -71,4 +73,6 @@ class RunConfig(Section):
             )
         if t.grpo.minibatches > 1 and trajectories // t.grpo.minibatches < t.ranks:
             raise ValueError("each trainer rank needs a trajectory per minibatch; lower trainer.grpo.minibatches")
+        if fault := self.elastic.fault(t.ranks, self.engine.tensor_parallel, t.zero_stage):
+            raise ValueError(fault)
         return self

@@ -194,6 +194,16 @@ class Fleet:
             if worker.overlap:
                 self.gpus.worker_left(worker.name)
 
+    def asleep(self, event: ev.EngineAsleep, now: float) -> None:
+        worker = self.workers.get(event.worker)
+        if worker is None or not worker.overlap or worker.goal is not Goal.ASLEEP or worker.running:
+            return
+        if event.incarnation == worker.incarnation + 1:
+            worker.why = "started before the trainer"
+            worker.start(now)
+            worker.to(Activity.LOADED, now)
+            worker.to(Activity.INACTIVE, now)
+
     def resumed(self, event: ev.EngineResumed, now: float) -> None:
         if worker := self._answered(event.worker, event.incarnation, Awaited.RESUME):
             worker.to(Activity.LOADED, now, "resumed")

@@ -55,6 +55,7 @@ class Pipeline:
             ev.WeightsSynced: lambda event: fleet.synced(event, self.now),
             ev.RoleSwitched: lambda event: fleet.switched(event, self.now),
             ev.EngineReleased: lambda event: fleet.released(event, self.now),
+            ev.EngineAsleep: lambda event: fleet.asleep(event, self.now),
             ev.EngineResumed: lambda event: fleet.resumed(event, self.now),
             ev.AbortAcknowledged: fleet.abort_acknowledged,
             ev.PrefillDone: lambda event: fleet.prefilled(event.trajectory, event.worker, event.incarnation),

@@ -153,6 +153,7 @@ class Toggle:
         if self.number in self.fleet.groups or self.phase is Phase.LEAVING:
             self._record("borrow", "cancelled", reason, now)
         self._offloading = self.phase is Phase.LEAVING
+        starts_in_vain = self.cold_start.value - (now - self.since_s) > self.settings.return_deadline_s
         self.elastic.forget(self.number)
         self.phase, self.since_s, self.number = Phase.RETURNING, now, self.elastic.next_number()
         self._record("return", "began", reason, now)
@@ -161,6 +162,8 @@ class Toggle:
             self.fleet.ungroup(worker)
             if worker.goal is Goal.SERVING:
                 self.fleet.aim(worker, Goal.ASLEEP, "its GPUs go back to training")
+            if worker.activity is Activity.STARTING and starts_in_vain:
+                self.fleet.stop(worker, "its GPUs go back to training, and its start takes longer than they wait")
         if self.fleet.gpus.lent:
             self.fleet.emit(ev.SetTimer(f"return:{self.number}", now + self.settings.return_deadline_s))
         self.elastic.left(self.slots, "return", now)

@@ -12,8 +12,9 @@ from actors.rollout import RolloutWorker
 from actors.trainer import TrainerWorker
 from pearl.cluster.actor_ref import ActorRef
 from pearl.cluster.binding import Binding
-from pearl.cluster.errors import ActorTimeout
+from pearl.cluster.errors import ActorLost, ActorTimeout
 from pearl.cluster.local import KILL_S, REAP_S, LocalCluster
+from pearl.core.layout import Zone
 from pearl.live.waits import WaitTable
 
 ANSWER_MARGIN_S = 10.0
@@ -54,6 +55,23 @@ class Actors:
         with self._awaiting("driver", f"the actor of {slot}", CREATE_S):
             return await self.cluster.create_actor(worker, cls, CREATE_S)
 
+    def comes_and_goes(self, slot: str) -> bool:
+        """The slot's process is not ours to start: an adapter brings it."""
+        return self.bindings[slot].zone == Zone.PREEMPTIBLE
+
+    def life(self, slot: str) -> int:
+        """Of the process that an adapter has brought; 0 if there is none."""
+        worker = self.cluster.workers.get(slot)
+        return worker.incarnation if worker is not None and worker.address else 0
+
+    async def board(self, slot: str, life: int, cls: type) -> ActorRef:
+        """An actor in the process that an adapter has brought. Raises ActorLost if that life is over."""
+        worker = self.cluster.workers.get(slot)
+        if worker is None or worker.incarnation != life or not worker.address:
+            raise ActorLost(f"{slot}: its life {life} is over")
+        with self._awaiting("driver", f"the actor of {slot}", CREATE_S):
+            return await self.cluster.create_actor(worker, cls, CREATE_S)
+
     async def call(
         self, ref: ActorRef, method: str, *args: Any, timeout_s: float, waiter: str = "driver", margin: bool = True
     ) -> Any:
@@ -62,9 +80,15 @@ class Actors:
         with self._awaiting(waiter, f"{ref.name}.{method}", limit):
             return await ref.call(method, *args, timeout_s=limit)
 
-    async def kill(self, slot: str, incarnation: int) -> None:
-        """End the slot's process; one that survives is named when the slot is started again."""
+    async def kill(self, slot: str, incarnation: int, why: str = "") -> None:
+        """End the slot's process; one that survives is named when the slot is started again.
+
+        `why`: what the cluster is to say of its departure.
+        """
+        worker = self.cluster.workers.get(slot)
         with contextlib.suppress(ActorTimeout), self.waits.open("driver", f"the end of {slot}", KILL_S):
+            if why and worker is not None and worker.incarnation == incarnation:
+                await self.cluster.leaving(slot, "lost", why)
             await self.cluster.kill(slot, incarnation)
 
     async def cause_of_death(self, slot: str, incarnation: int) -> str | None:

@@ -1,6 +1,6 @@
-"""The live interpreter: feeds the Pipeline machine with what happens and carries out what it says.
+"""The live interpreter: feeds the schedulers with what happens and carries out what they say.
 
-One task per instruction that waits; each answers with one event. The machine's state is touched by `run` alone.
+One task per instruction that waits; each answers with one event. The machines' state is touched by `run` alone.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,16 +17,18 @@ from pearl.cluster.local import LocalCluster
 from pearl.config import RunConfig
 from pearl.core import events as ev
 from pearl.core.events import Event, Instruction
+from pearl.core.layout import Zone
 from pearl.core.pipeline import Pipeline
-from pearl.core.settings import PipelineSettings
-from pearl.core.tasks import TaskCursor
+from pearl.core.scheduler import Scheduler
 from pearl.core.trajectory import Trajectory, TrajectoryId
 from pearl.live.actors import ActorClasses, Actors
 from pearl.live.environments import EnvironmentWorkers
 from pearl.live.journal import Journal
+from pearl.live.machine import make_scheduler
 from pearl.live.resume import Resume
 from pearl.live.rollout import RolloutWorkers
 from pearl.live.run_directory import RunDirectory
+from pearl.live.slots import PreemptibleSlots
 from pearl.live.tokens import LiveTrajectory
 from pearl.live.trainer import TrainerGroup
 from pearl.live.waits import WaitTable
@@ -48,28 +50,6 @@ class Observer(Protocol):
         """Something that a person should read."""
 
 
-def pipeline_settings(config: RunConfig) -> PipelineSettings:
-    p = config.pipeline
-    return PipelineSettings(
-        steps=p.steps,
-        groups_per_batch=p.groups_per_batch,
-        group_size=p.group_size,
-        max_staleness_steps=p.max_staleness_steps,
-        in_drawn_order=p.batch_order == "drawn",
-        abort_on_update=p.on_weight_update == "abort",
-        max_response_tokens=p.max_response_tokens,
-        max_trajectory_tokens=p.max_trajectory_tokens,
-        max_concurrent_trajectories=p.max_concurrent_trajectories,
-        requests_per_worker=config.engine.max_running_requests,
-        sample_attempts=p.sample_attempts,
-        min_group_size=p.min_group_size,
-        quarantine_after=p.quarantine_after,
-        worker_restarts=p.worker_restarts,
-        checkpoints=config.checkpoint.every_steps > 0,
-        checkpoint_every_steps=config.checkpoint.every_steps,
-    )
-
-
 class Driver:
     """One run. `run` returns the machine's last instruction; `close` ends every process."""
 
@@ -85,9 +65,11 @@ class Driver:
         classes: ActorClasses | None = None,
         validate: bool = False,
         resume: Resume | None = None,
+        scheduler: Scheduler | None = None,
     ) -> None:
+        """`scheduler`: another one than the configuration says. Raises UserError for elastic files it cannot read."""
         self.config, self.directory, self.observers, self.validate = config, directory, observers, validate
-        self.pipeline = Pipeline(pipeline_settings(config), TaskCursor(tasks, config.seed))
+        self.scheduler = scheduler or make_scheduler(config, model_directory, tasks)
         self.waits = WaitTable()
         self.events: asyncio.Queue[Event] = asyncio.Queue()
         self.live: dict[TrajectoryId, LiveTrajectory] = {}
@@ -101,16 +83,28 @@ class Driver:
         """(step, version) that the trainer starts at."""
         if resume is not None:
             self._restore(resume)
-        self.cluster = LocalCluster(directory.workers, self._left, config.cluster.scheduler_port)
+        self.cluster = LocalCluster(
+            directory.workers,
+            self._left,
+            config.cluster.scheduler_port,
+            silent_loss_s=config.cluster.silent_loss_s,
+            notices=config.cluster.notices,
+        )
         actors = Actors(self.cluster, bindings, self.waits, config.deadlines.worker_start_s, classes or ActorClasses())
         parts = (actors, config, model_directory, directory, self.post)
         self.rollout = RolloutWorkers(*parts, self.journal)
         self.environments = EnvironmentWorkers(*parts, self.journal)
         self.trainer = TrainerGroup(*parts)
         self.trainer.on_step = self._stepped
-        self.slots = list(bindings)
+        self.bindings = bindings
+        self.slots = PreemptibleSlots(self.cluster, bindings, config, self.waits, self.post, self.rollout.slot_lost)
+        self._timers: set[asyncio.TimerHandle] = set()
         self._batch: list[list[Trajectory]] = []
         self._stack = contextlib.AsyncExitStack()
+
+    @property
+    def pipeline(self) -> Pipeline:
+        return self.scheduler.pipeline
 
     def post(self, event: Event) -> None:
         self.events.put_nowait(event)
@@ -129,21 +123,33 @@ class Driver:
         with self.waits.open("driver", "the Dask scheduler", self.config.deadlines.worker_start_s):
             async with asyncio.timeout(self.config.deadlines.worker_start_s):
                 await self._stack.enter_async_context(self.cluster)
-        slots = [tuple(s for s in self.slots if s.startswith(kind)) for kind in ("rollout-", "environment-")]
-        self.post(ev.RunStarted(slots[0], slots[1]))
-        self._spawn(self.trainer.start(*self.first))
+        self.post(self._run_started())
+        await self.slots.connect()
+        self._spawn(self._start_trainer())
         while True:
             event = await self._next()
             now = time.monotonic()
             self._record(event)
             self._tell("saw", now, event)
-            for instruction in self.pipeline.handle(event, now):
+            for instruction in self.scheduler.handle(event, now):
                 self._tell("saw", now, instruction)
                 if isinstance(instruction, ev.FinishRun):
                     return instruction
                 self._carry_out(instruction, now)
             if self.validate:
-                self.pipeline.validate()
+                self.scheduler.validate()
+
+    async def _start_trainer(self) -> None:
+        """Overlap engines go first: they need the GPUs to start. Their processes stay, so borrowing is quick."""
+        overlap = [slot for slot, binding in self.bindings.items() if binding.zone == Zone.OVERLAP]
+        await asyncio.gather(*(self.rollout.start_early(slot) for slot in overlap))
+        await self.trainer.start(*self.first)
+
+    def _run_started(self) -> ev.RunStarted:
+        """Slots that are there to stay; preemptible ones join."""
+        rollout = [b.slot_info() for b in self.bindings.values() if b.rollout and b.zone != Zone.PREEMPTIBLE]
+        environments = tuple(slot for slot, b in self.bindings.items() if b.zone == "environment")
+        return ev.RunStarted(tuple(slot.name for slot in rollout), environments, tuple(rollout))
 
     async def _next(self) -> Event:
         """The next event. A run in which nothing happens says who waits for whom, and ends if nothing can happen."""
@@ -168,6 +174,7 @@ class Driver:
                     ids = [m.finished for group in groups for m in group.finished if m.finished]
                     self._kept[event.step] = [self.finished[t] for t in ids]
             case ev.TrainerReady():
+                self.slots.trainer_ready()
                 self.journal.write("published", version=event.version, step=event.step)
             case ev.SnapshotPublished():
                 self.journal.write("published", version=event.version, step=self.pipeline.steps_done)
@@ -222,6 +229,22 @@ class Driver:
                 self._spawn(self.rollout.abort(i))
             case ev.StartEngine():
                 self._spawn(self.rollout.start(i))
+            case ev.StopEngine():
+                self._spawn(self.rollout.end(i))
+            case ev.ReleaseEngine():
+                self._spawn(self.rollout.release(i))
+            case ev.ResumeEngine():
+                self._spawn(self.rollout.resume(i))
+            case ev.ReleaseSlot():
+                self._spawn(self.slots.release(i))
+            case ev.OffloadTrainer():
+                self._spawn(self.trainer.offload(i))
+            case ev.ReloadTrainer():
+                self._spawn(self.trainer.reload(i))
+            case ev.SetTimer():
+                self._set_timer(i, now)
+            case ev.RecordDecision() | ev.RecordGate() | ev.RecordOperation():
+                pass  # observers have seen it
             case ev.StartEnvironmentWorker():
                 self._spawn(self.environments.start(i))
             case ev.QuarantineTask():
@@ -252,12 +275,23 @@ class Driver:
         """Called by the cluster when a worker process left it, for whatever reason."""
         if self.closing:
             return
-        kinds: dict[str, Callable[[], None]] = {
-            "rollout": lambda: self.rollout.left(slot, incarnation, reason),
-            "environment": lambda: self.environments.left(slot, incarnation, reason),
-            "trainer": lambda: self.trainer.left(slot, incarnation, reason),
-        }
-        kinds[slot.rpartition("-")[0]]()
+        match self.bindings[slot].zone:
+            case "environment":
+                self.environments.left(slot, incarnation, reason)
+            case "training":
+                self.trainer.left(slot, incarnation, reason)
+            case Zone.RESERVED | Zone.OVERLAP:
+                self.rollout.left(slot, incarnation, reason)
+            case Zone.PREEMPTIBLE:
+                pass  # `slots` tells of it
+
+    def _set_timer(self, i: ev.SetTimer, now: float) -> None:
+        def fire() -> None:
+            self._timers.discard(handle)
+            self.post(ev.TimerFired(i.name))
+
+        handle = asyncio.get_running_loop().call_later(max(0.0, i.at_s - now), fire)
+        self._timers.add(handle)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -284,10 +318,14 @@ class Driver:
             for task in list(self._tasks):
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+            for timer in self._timers:
+                timer.cancel()
             # A rank in the middle of a step would answer only behind it; its process is killed next, which is safe.
             stops = [self.rollout.stop(limit), self.environments.stop(limit)]
             stops += [self.trainer.stop(limit)] if finish_writing else []
             await asyncio.gather(*stops, return_exceptions=True)
+            with contextlib.suppress(TimeoutError):
+                await self.slots.close(limit)
         finally:
             await self._stack.aclose()
             self.journal.close()

@@ -20,7 +20,7 @@ from typing import Any
 from rich.console import Console
 
 from envs.sandbox.folder import default_directory, sweep
-from pearl.config import RunConfig
+from pearl.config import ElasticConfig, RunConfig
 from pearl.config.load import load_config
 from pearl.core import events as ev
 from pearl.core.pipeline import Pipeline
@@ -28,8 +28,9 @@ from pearl.core.tasks import TaskCursor
 from pearl.core.trajectory import Trajectory
 from pearl.errors import UserError
 from pearl.kept import CONFIG, is_run
-from pearl.live.driver import Driver, pipeline_settings
+from pearl.live.driver import Driver
 from pearl.live.frozen import FrozenWeights, Subject
+from pearl.live.machine import inelastic, pipeline_settings
 from pearl.live.play import Play, report
 from pearl.live.preflight import Preflight, preflight
 from pearl.live.run_directory import RunDirectory
@@ -126,6 +127,7 @@ def prepare(config: RunConfig, tasks: int, samples: int, temperature: float | No
             "pipeline": config.pipeline.model_copy(update={"group_size": samples, "groups_per_batch": tasks}),
             # Nobody trains: no device and no memory is planned for it.
             "trainer": config.trainer.model_copy(update={"ranks": 0, "zero_stage": 0}),
+            "elastic": ElasticConfig(),
         }
     )
 
@@ -188,7 +190,6 @@ async def _play(
     console: Console,
 ) -> tuple[ev.FinishRun, list[Play], list[str]]:
     log, failures = EventLog(directory.events, directory.trajectories), Failures()
-    driver = Driver(config, ready.model_directory, ready.tasks, ready.bindings, directory, [])
     settings = replace(
         pipeline_settings(config),
         steps=len(subjects),
@@ -197,7 +198,8 @@ async def _play(
         quarantine_after=tasks.count + 1,
         checkpoints=False,
     )
-    driver.pipeline = Pipeline(settings, InTurn(tasks))
+    machine = inelastic(settings, InTurn(tasks))
+    driver = Driver(config, ready.model_directory, ready.tasks, ready.bindings, directory, [], scheduler=machine)
     driver.trainer = frozen = FrozenWeights(driver.trainer, subjects)
     screen = PlayConsole(console, driver.pipeline, subjects, tasks)
     driver.observers = [log, screen, failures]

@@ -20,6 +20,8 @@ from envs.sandbox.backend import BubblewrapBackend
 from pearl.cluster.binding import Binding, bind
 from pearl.config import RunConfig
 from pearl.errors import UserError
+from pearl.live.machine import make_scheduler
+from pearl.live.slots import availability
 from pearl.models import resolve_model
 
 GB = 1e9
@@ -65,6 +67,8 @@ async def preflight(config: RunConfig) -> Preflight:
         require_free(config.cluster.scheduler_port, "cluster.scheduler_port")
     model_directory = resolve_model(config.model.path)
     plan_server(config.engine, config.model, model_directory, port=1, seed=config.seed)
+    make_scheduler(config, model_directory, tasks=1)  # its profile can be read
+    availability(config)
     gpus = _gpus(config)
     bindings = bind(config, gpus)
     memory = {} if gpus else plan_memory(config, model_size(model_directory))
@@ -73,7 +77,8 @@ async def preflight(config: RunConfig) -> Preflight:
         parts = ", ".join(f"{name} {gb:.1f}" for name, gb in memory.items())
         raise UserError(
             f"the run needs about {sum(memory.values()):.1f} GB of memory ({parts}), {available:.1f} GB are available",
-            "Lower cluster.rollout_workers, trainer.ranks, trainer.micro_batch_tokens or engine.max_total_tokens.",
+            "Lower cluster.rollout_workers, elastic.preemptible_slots, elastic.overlap_slots, trainer.ranks, "
+            "trainer.micro_batch_tokens or engine.max_total_tokens.",
         )
     tasks = await _check_environment(config)
     return Preflight(model_directory, bindings, tasks, gpus, memory, tuple(_notices(config)))
@@ -89,7 +94,7 @@ def plan_memory(config: RunConfig, size: ModelSize) -> dict[str, float]:
     reference = size.parameters * 4 if t.grpo.kl_coefficient else 0
     activations = t.micro_batch_tokens * size.layers * size.hidden * ACTIVATION_BYTES
     rank = TRAINER_BASE_GB + (sharded + reference + (0.1 if t.activation_checkpointing else 1.0) * activations) / GB
-    workers = config.cluster.rollout_workers
+    workers = config.cluster.rollout_workers + config.elastic.preemptible_slots + config.elastic.overlap_slots
     return {
         f"{workers} engine(s)": workers * engine,
         f"{t.ranks} trainer rank(s)": t.ranks * rank,

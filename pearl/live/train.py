@@ -17,10 +17,12 @@ from envs.sandbox.folder import default_directory, sweep
 from pearl.config import RunConfig
 from pearl.core import events as ev
 from pearl.live.driver import Driver, Observer
+from pearl.live.machine import tracker_of
 from pearl.live.preflight import Preflight
 from pearl.live.resume import Resume, load_resume
 from pearl.live.run_directory import RunDirectory
 from pearl.observe.console import RunConsole
+from pearl.observe.elastic import ElasticCounts
 from pearl.observe.event_log import EventLog
 from pearl.observe.metrics import Metrics
 from pearl.observe.profile import ProfileObserver, live_prior
@@ -62,8 +64,12 @@ async def train(
     )
     screen = RunConsole(console, driver.pipeline)
     metrics = Metrics(directory.metrics, directory.tensorboard, driver.pipeline, screen.step_line)
-    profile = ProfileObserver(directory.profile, live_prior(config, ready.model_directory))
-    driver.observers = [log, metrics, screen, profile]
+    prior, tracker = live_prior(config, ready.model_directory), tracker_of(driver.scheduler)
+    profile, counts = (
+        ProfileObserver(directory.profile, prior, tracker),
+        ElasticCounts(config.elastic.return_deadline_s),
+    )
+    driver.observers = [log, metrics, screen, profile, counts]
     if watch is not None:
         watch.driver = driver
         driver.observers.append(watch)
@@ -86,7 +92,7 @@ async def train(
         log.close()
         metrics.close()
         profile.close()
-    summary = _summary(config, driver, metrics, directory)
+    summary = _summary(config, driver, metrics, directory) | {"elastic": counts.summary()}
     summary["stopped"] = None if done else end.reason
     directory.summary.write_text(json.dumps(summary, indent=1))
     code = 0 if done else 1 if end.failed else INTERRUPTED

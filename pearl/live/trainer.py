@@ -1,4 +1,4 @@
-"""The trainer's ranks as actors: carries out TrainBatch and PublishSnapshot. A call goes to all ranks at once."""
+"""The trainer's ranks as actors: trains, publishes, moves off its GPUs and back. A call goes to all ranks at once."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ from pearl.core.events import Event
 from pearl.core.trajectory import Trajectory
 from pearl.errors import RunFailed
 from pearl.live.actors import Actors
+from pearl.live.measured import MemoryMoved
 from pearl.live.run_directory import RunDirectory
 from pearl.live.waits import in_own_thread
 from pearl.weights.snapshot import remove_snapshot, snapshot_directory
 from trainer.wire import pack_groups
 
+FREED = 0.9
+"""Of the bytes of a rank's states that must be free on its GPU before that is lent."""
 RENDEZVOUS_S = 30.0
 """Rank 0 only looks for a free port."""
 
@@ -42,6 +45,10 @@ class TrainerGroup:
         self._told: set[int] = set()
         self._turn = asyncio.Lock()
         self._oldest = 0
+        self._away: set[str] = set()
+        """Overlap slots that are lent."""
+        self._back: tuple[str, ...] = ()
+        """Overlap slots that came back while others are lent."""
 
     @property
     def slots(self) -> list[str]:
@@ -58,7 +65,7 @@ class TrainerGroup:
         collective_s = max(limit, deadlines.train_s, deadlines.publish_s, deadlines.checkpoint_s)
         self.incarnation += 1
         life = self.incarnation
-        self.refs = []
+        self.refs, self._away, self._back = [], set(), ()
         try:
             for slot in self.slots:  # a rank that waits for a dead one would hold the turn
                 await self.actors.kill(slot, life - 1)
@@ -114,6 +121,38 @@ class TrainerGroup:
                     )
         except (ActorError, RunFailed, OSError) as error:
             await self._failed(f"publishing version {i.version}", error, life)
+
+    async def offload(self, i: ev.OffloadTrainer) -> None:
+        """Free the GPUs of these slots. The ranks move together (their barriers need all of them), so those of other
+        slots are away as long."""
+        life = self.incarnation
+        try:
+            async with self._turn:
+                replies = await self._all("offload", lambda rank: (), self.config.deadlines.offload_s)
+                for slot, reply in zip(self.slots, replies, strict=True):
+                    self.post(MemoryMoved("offload", slot, reply))
+                    _check_freed(slot, reply, self.actors.bindings[slot].devices)
+            self._away = set(i.slots)
+            self._say(ev.TrainerOffloaded(i.slots), life)
+        except (ActorError, RunFailed) as error:
+            await self._failed("offload", error, life)
+
+    async def reload(self, i: ev.ReloadTrainer) -> None:
+        """Bring the states back once the last of the slots is free again; until then the answer waits."""
+        life = self.incarnation
+        self._away -= set(i.slots)
+        self._back += i.slots
+        if self._away:
+            return
+        slots, self._back = self._back, ()
+        try:
+            async with self._turn:
+                replies = await self._all("reload", lambda rank: (), self.config.deadlines.offload_s)
+                for slot, reply in zip(self.slots, replies, strict=True):
+                    self.post(MemoryMoved("reload", slot, reply))
+            self._say(ev.TrainerReloaded(slots), life)
+        except (ActorError, RunFailed) as error:
+            await self._failed("reload", error, life)
 
     def retire(self, version: int) -> None:
         for old in range(self._oldest, version + 1):
@@ -199,6 +238,15 @@ class TrainerGroup:
         """Unless the life's loss is told: a rank may die when all have answered, and nothing comes behind that word."""
         if self._goes_on(life):
             self.post(event)
+
+
+def _check_freed(slot: str, reply: dict[str, Any], devices: tuple[int, ...]) -> None:
+    """On a GPU, by what torch gave back; on a CPU nothing moves, so there is nothing to check."""
+    if devices and reply["device_bytes_freed"] < FREED * reply["state_bytes"]:
+        raise RunFailed(
+            f"{slot} freed {reply['device_bytes_freed']:,} bytes of its GPU, its states are {reply['state_bytes']:,}; "
+            "its GPU cannot be lent (set elastic.overlap_slots to 0)"
+        )
 
 
 def _keep_newest(folders: list[Path], prefix: str, count: int) -> None:

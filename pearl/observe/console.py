@@ -8,14 +8,16 @@ from __future__ import annotations
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.status import Status
 
 from pearl.core import events as ev
 from pearl.core.events import Event, Instruction
+from pearl.core.layout import Zone
 from pearl.core.pipeline import Pipeline
 from pearl.core.state import Activity
 from pearl.core.trajectory import Trajectory
-from pearl.observe import health
+from pearl.observe import elastic, health
 
 COLUMNS = (
     ("step", 8), ("reward", 7), ("loss", 11), ("tok/s", 7), ("s/step", 7), ("trainer idle", 13), ("rollout idle", 13),
@@ -40,7 +42,8 @@ class RunConsole:
     def saw(self, now: float, entry: Event | Instruction) -> None:
         match entry:
             case ev.RunStarted():
-                workers, environments = len(entry.rollout_workers), len(entry.environment_workers)
+                lent = sum(slot.zone is Zone.OVERLAP for slot in entry.slots)
+                workers, environments = len(entry.rollout_workers) - lent, len(entry.environment_workers)
                 self._print(f"starting {workers} engines, the trainer and {environments} environment worker(s) ...")
             case ev.TrainerReady():
                 self.trainer_ready = True
@@ -58,6 +61,8 @@ class RunConsole:
                 self._print(f"restarting {entry.worker} (life {life})")
             case ev.EndSample(outcome=ev.Outcome.FAILED | ev.Outcome.STALE):
                 self._print(f"[yellow]sample {entry.sample} ends as {entry.outcome}:[/] {_one_line(entry.reason)}")
+            case _ if text := elastic.line(entry):
+                self._print(f"[cyan]elastic[/] {escape(text)}")
         self._update()
 
     def stepped(self, now: float, metrics: dict[str, float], trajectories: list[Trajectory]) -> None:

@@ -20,14 +20,17 @@ GUESSED_BYTES_PER_S = 1e10
 
 
 class ProfileObserver:
-    """Observer that feeds the tracker and writes what it knows when it is closed."""
+    """Observer that writes what a tracker knows when it is closed, and feeds one of its own where nobody else does."""
 
-    def __init__(self, path: Path, prior: Profile) -> None:
+    def __init__(self, path: Path, prior: Profile, fed: RuntimeTracker | None = None) -> None:
+        """`fed`: the scheduler's tracker, which has its own prior."""
         self.path = path
-        self.tracker = RuntimeTracker(prior)
+        self.tracker = fed or RuntimeTracker(prior)
+        self._feeds = fed is None
 
     def saw(self, now: float, entry: Event | Instruction) -> None:
-        self.tracker.observe(entry, now)
+        if self._feeds:
+            self.tracker.observe(entry, now)
 
     def stepped(self, now: float, metrics: dict[str, float], trajectories: list[Trajectory]) -> None:
         pass

@@ -114,7 +114,7 @@ def test_borrowing_is_abandoned_when_the_batch_completes_while_the_trainer_leave
 
 
 def test_an_engine_that_is_starting_when_its_gpus_go_back_is_put_to_sleep_once_it_is_up() -> None:
-    bench = borrowing()
+    bench = borrowing(elastic={"preparation_prior_s": 15.0})
     bench.answer(kinds(bench.out, ev.OffloadTrainer)[0])
     bench.finish(FIRST)
     assert not kinds(bench.finish(SECOND), ev.ReleaseEngine)
@@ -175,3 +175,33 @@ def test_only_as_many_slots_are_borrowed_as_pay() -> None:
     (offload,) = kinds(bench.out, ev.OffloadTrainer)
     assert len(offload.slots) == 2
     assert sum(owner == "trainer" for owner in bench.fleet.gpus.owner.values()) == 3
+
+
+def test_an_engine_that_was_started_before_the_trainer_is_borrowed_by_resuming_it() -> None:
+    bench = borrowing()
+    bench.send(ev.EngineAsleep("o0", 1))
+    (resume,) = kinds(bench.answer(kinds(bench.out, ev.OffloadTrainer)[-1]), ev.ResumeEngine)
+    assert (resume.worker, resume.incarnation) == ("o0", 1)
+    bench.send(ev.EngineAsleep("o0", 2))
+    assert bench.fleet.workers["o0"].incarnation == 1, "nobody starts it beside the one there is"
+
+
+def test_an_early_engine_that_was_lost_is_started_when_its_gpus_are_lent() -> None:
+    bench = borrowing()
+    bench.send(ev.EngineAsleep("o0", 1))
+    bench.send(ev.WorkerLost("o0", 1, "it did not come up"))
+    new = bench.answer(kinds(bench.out, ev.OffloadTrainer)[-1])
+    assert [(i.worker, i.incarnation) for i in kinds(new, ev.StartEngine)] == [("o0", 2)]
+
+
+@pytest.mark.parametrize(("preparation_s", "waits"), [(60.0, False), (15.0, True)])
+def test_the_return_does_not_wait_for_a_start_that_takes_longer_than_its_deadline(
+    preparation_s: float, waits: bool
+) -> None:
+    bench = borrowing(elastic={"preparation_prior_s": preparation_s})
+    bench.answer(kinds(bench.out, ev.OffloadTrainer)[-1])
+    bench.finish(FIRST)
+    new = bench.finish(SECOND)
+    assert [i.worker for i in kinds(new, ev.StopEngine)] == ([] if waits else ["o0"])
+    if not waits:
+        assert kinds(bench.answer(kinds(new, ev.StopEngine)[0]), ev.ReloadTrainer)

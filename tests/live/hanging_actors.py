@@ -26,7 +26,7 @@ class Willing:
         self.version = 0
         return await self._answer("start")
 
-    async def stop(self) -> Any:
+    async def stop(self, grace_s: float = 0.0) -> Any:
         return await self._answer("stop")
 
     # rollout
@@ -44,6 +44,12 @@ class Willing:
 
     async def abort(self, timeout_s: float) -> Any:
         return await self._answer("abort")
+
+    async def release_memory(self, timeout_s: float) -> Any:
+        return await self._answer("release_memory")
+
+    async def resume_memory(self, timeout_s: float) -> Any:
+        return await self._answer("resume_memory")
 
     # environment
 
@@ -78,6 +84,12 @@ class Willing:
 
     async def save(self, *_: Any) -> Any:
         return await self._answer("save")
+
+    async def offload(self) -> Any:
+        return await self._answer("offload")
+
+    async def reload(self) -> Any:
+        return await self._answer("reload")
 
 
 METHODS = [name for name in vars(Willing) if not name.startswith("_") and name != "hangs"]

@@ -25,7 +25,9 @@ from pearl.cluster.local import LocalCluster
 from pearl.core import events as ev
 from pearl.core.trajectory import FinishReason, SegmentKind, StopReason, TrajectoryId
 from pearl.live import actors, trainer
+from pearl.live import rollout as rollout_module
 from pearl.live.frozen import FrozenWeights, Subject
+from pearl.live.slots import PreemptibleSlots
 from pearl.live.tokens import LiveTrajectory
 from tests.live.blocking import LATE_S, LIMIT_S, LIVES, LONG_S, Stage, ends_at
 from tests.live.hanging_actors import HANGING, NeverMade, Willing
@@ -72,6 +74,16 @@ async def abort(stage: Stage) -> None:
 async def generate(stage: Stage) -> None:
     await rollout(stage)
     await stage.rollout.generate(ev.Generate(ID, "rollout-0", stage.life, 0, 8), played())
+
+
+async def release_memory(stage: Stage) -> None:
+    await rollout(stage)
+    await stage.rollout.release(ev.ReleaseEngine("rollout-0", stage.life))
+
+
+async def resume_memory(stage: Stage) -> None:
+    await rollout(stage)
+    await stage.rollout.resume(ev.ResumeEngine("rollout-0", stage.life))
 
 
 async def stop_rollout(stage: Stage) -> None:
@@ -132,6 +144,16 @@ async def publish(stage: Stage) -> None:
     await stage.trainer.publish(ev.PublishSnapshot(1), 1)
 
 
+async def offload(stage: Stage) -> None:
+    await stage.trainer.start()
+    await stage.trainer.offload(ev.OffloadTrainer(("overlap-0",)))
+
+
+async def reload(stage: Stage) -> None:
+    await offload(stage)
+    await stage.trainer.reload(ev.ReloadTrainer(("overlap-0",)))
+
+
 async def stop_trainer(stage: Stage) -> None:
     await stage.trainer.start()
     await stage.trainer.stop(stage.config.deadlines.shutdown_s)
@@ -158,6 +180,8 @@ CALLS = [
     Call("rollout.py", "sync", "sync_s", sync, "driver", ev.WorkerLost),
     Call("rollout.py", "abort", "abort_s", abort, "driver", ev.WorkerLost),
     Call("rollout.py", "generate", "generate_s", generate, "g0.0.0", ev.WorkerLost),
+    Call("rollout.py", "release_memory", "memory_s", release_memory, "driver", ev.WorkerLost),
+    Call("rollout.py", "resume_memory", "memory_s", resume_memory, "driver", ev.WorkerLost),
     Call("rollout.py", "stop", "shutdown_s", stop_rollout, "driver", None),
     Call("environments.py", "start", "worker_start_s", environment, "driver", ev.EnvironmentWorkerLost),
     Call("environments.py", "open", "environment_start_s", open_environment, "g0.0.0", ev.EnvironmentWorkerLost),
@@ -172,6 +196,8 @@ CALLS = [
     Call("trainer.py", "train", "train_s", train, "trainer", ev.TrainerLost),
     Call("trainer.py", "export", "publish_s", start_trainer, "trainer", ev.TrainerLost),
     Call("trainer.py", "save", "checkpoint_s", publish, "trainer", ev.TrainerLost),
+    Call("trainer.py", "offload", "offload_s", offload, "trainer", ev.TrainerLost),
+    Call("trainer.py", "reload", "offload_s", reload, "trainer", ev.TrainerLost),
     Call("trainer.py", "stop", "shutdown_s", stop_trainer, "driver", None),
 ]
 
@@ -312,6 +338,67 @@ async def test_a_cluster_that_does_not_start_or_close(tmp_path: Path, monkeypatc
     with ends_at():
         await closing.__aexit__()
     await closing._stack.aclose()
+
+
+async def come(stage: Stage) -> None:
+    """The adapter's part: the process of a preemptible slot is there."""
+    binding = stage.actors.bindings["preemptible-0"]
+    await stage.actors.cluster.start_worker("preemptible-0", stage.life, binding.zone, binding.environment(), LONG_S)
+
+
+async def test_an_engine_that_does_not_end_in_good_order(
+    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process is killed; and where the cluster does not say that it is gone, that is said of the engine."""
+    monkeypatch.setattr(rollout_module, "DEPARTURE_S", LIMIT_S)
+    elastic = {"policy": "elastic", "preemptible_slots": 1}
+    stage = Stage(cluster, tmp_path, HANGING["stop"], deadlines={"engine_stop_s": LIMIT_S}, elastic=elastic)
+    try:
+        await come(stage)
+        await stage.rollout.start(ev.StartEngine("preemptible-0", 1))
+        with ends_at(2 * LIMIT_S):
+            await stage.rollout.end(ev.StopEngine("preemptible-0", 1, "it is taken away"))
+        assert stage.ended(f"preemptible-0#{stage.life}.stop").timeout_s == LIMIT_S
+        assert stage.ended("word that preemptible-0 is lost").timeout_s == LIMIT_S
+        lost = stage.events[-1]
+        assert isinstance(lost, ev.WorkerLost) and lost.reason.startswith("it is taken away; driver waited in vain")
+        assert not cluster.workers
+    finally:
+        await stage.close()
+
+
+async def test_an_actor_that_is_never_made_in_a_process_that_came(
+    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actors, "CREATE_S", LIMIT_S)
+    monkeypatch.setattr(rollout_module, "DEPARTURE_S", LIMIT_S)
+    stage = Stage(cluster, tmp_path, NeverMade, elastic={"policy": "elastic", "preemptible_slots": 1})
+    try:
+        await come(stage)
+        await stage.rollout.start(ev.StartEngine("preemptible-0", 1))
+        (lost,) = stage.events
+        assert isinstance(lost, ev.WorkerLost) and "NeverMade was not created within 0.3 s" in lost.reason
+        assert stage.ended("the actor of preemptible-0").seconds < LIMIT_S + LATE_S
+    finally:
+        await stage.close()
+
+
+async def test_slots_that_do_not_go_at_the_end(cluster: LocalCluster, tmp_path: Path) -> None:
+    stage = Stage(cluster, tmp_path, Willing, elastic={"policy": "elastic", "preemptible_slots": 1})
+    slots = PreemptibleSlots(
+        cluster, stage.actors.bindings, stage.config, stage.waits, stage.events.append, lambda *_: None
+    )
+
+    async def never() -> None:
+        await asyncio.Event().wait()
+
+    slots.adapter.close = never  # type: ignore[method-assign]
+    try:
+        said = "driver waited in vain for the preemptible slots to end: 0.3 s passed"
+        with ends_at(), pytest.raises(TimeoutError, match=re.escape(said)):
+            await slots.close(LIMIT_S)
+    finally:
+        await stage.close()
 
 
 # --- the trainer's files --------------------------------------------------------------------------------------------

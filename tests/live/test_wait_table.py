@@ -46,6 +46,7 @@ WAITS, DRIVER, COMPONENTS = (
     "live/test_blocked_components.py",
 )
 CALL = "pearl/live/actors.py:Actors.call"
+TURN = Test(WAITS, "test_the_turn_of_a_trainer_is_free_after_a_call_that_was_never_answered")
 RANKS = Test(COMPONENTS, "test_ranks_that_never_come_or_stop_in_the_middle")
 COMMAND = Test(COMPONENTS, "test_a_command_that_ignores_everything")
 REAPED = Test(COMPONENTS, "test_a_command_that_survives_its_kill")
@@ -56,17 +57,18 @@ TABLE: dict[str, Row] = {
     "pearl/live/driver.py:Driver.run": Test(DRIVER, "test_a_scheduler_that_does_not_start"),
     "pearl/live/driver.py:Driver._next": Test(DRIVER, "test_standing_still_with_nothing_awaited_ends_the_run"),
     "pearl/live/actors.py:Actors.start": Test(WAITS, "test_a_worker_that_does_not_join"),
+    "pearl/live/actors.py:Actors.board": Test(WAITS, "test_an_actor_that_is_never_made_in_a_process_that_came"),
     "pearl/live/actors.py:Actors._awaiting": Test(WAITS, "test_a_call_that_is_never_answered"),
     CALL: Test(WAITS, "test_a_call_that_is_never_answered"),
     "pearl/live/actors.py:Actors.kill": Test(WAITS, "test_a_process_that_survives_its_kill"),
     "pearl/live/actors.py:Actors.cause_of_death": Test(WAITS, "test_the_cause_of_death_of_a_living_process"),
     "pearl/live/frozen.py:FrozenWeights._put_out": Test(WAITS, "test_weights_that_are_never_read"),
-    "pearl/live/trainer.py:TrainerGroup.start": Test(
-        WAITS, "test_the_turn_of_a_trainer_is_free_after_a_call_that_was_never_answered"
-    ),
-    "pearl/live/trainer.py:TrainerGroup.train": Test(
-        WAITS, "test_the_turn_of_a_trainer_is_free_after_a_call_that_was_never_answered"
-    ),
+    "pearl/live/trainer.py:TrainerGroup.start": TURN,
+    "pearl/live/trainer.py:TrainerGroup.train": TURN,
+    "pearl/live/trainer.py:TrainerGroup.offload": TURN,
+    "pearl/live/trainer.py:TrainerGroup.reload": TURN,
+    "pearl/live/rollout.py:RolloutWorkers._departed": Test(WAITS, "test_an_engine_that_does_not_end_in_good_order"),
+    "pearl/live/slots.py:PreemptibleSlots.close": Test(WAITS, "test_slots_that_do_not_go_at_the_end"),
     "pearl/live/trainer.py:TrainerGroup.publish": Test(WAITS, "test_weights_that_are_never_copied"),
     "pearl/live/trainer.py:TrainerGroup.idle": Test(WAITS, "test_the_last_work_of_a_trainer"),
     "pearl/live/waits.py:WaitTable.until": Test(
@@ -145,6 +147,7 @@ TABLE: dict[str, Row] = {
 
 KEYS: dict[str, Row] = {
     **{call.key: Test(WAITS, "test_a_call_that_is_never_answered") for call in CALLS if call.key},
+    "engine_stop_s": Test(WAITS, "test_an_engine_that_does_not_end_in_good_order"),
     "worker_start_s": Test(WAITS, "test_a_worker_that_does_not_join"),
     "no_progress_s": Test(DRIVER, "test_standing_still_with_nothing_awaited_ends_the_run"),
     "shutdown_s": Test(DRIVER, "test_actors_that_do_not_stop_are_killed_at_the_deadline"),

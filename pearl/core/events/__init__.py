@@ -30,6 +30,7 @@ from pearl.core.events.environments import (
 from pearl.core.events.rollout import (
     AbortAcknowledged,
     AbortRequests,
+    EngineAsleep,
     EngineLoaded,
     EngineReleased,
     EngineResumed,
@@ -95,6 +96,7 @@ __all__ = [
     "DiscardTrajectory",
     "DrawGroup",
     "EndSample",
+    "EngineAsleep",
     "EngineLoaded",
     "EngineReleased",
     "EngineResumed",

@@ -104,6 +104,17 @@ class EngineReleased(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class EngineAsleep(Event):
+    """An overlap worker's first engine was started before the trainer took its GPUs, and has given its memory back.
+
+    Nobody asked for it. Where that failed, WorkerLost comes behind it.
+    """
+
+    worker: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
 class ResumeEngine(Instruction):
     """Take the device memory again; the weights in it are garbage until synced. Answer: EngineResumed or WorkerLost."""
 

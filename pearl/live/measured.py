@@ -1,0 +1,18 @@
+"""What executors measured, for the event log: the machines take no note of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from pearl.core.events import Event
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryMoved(Event):
+    """Device memory was given back or taken: `what` is release, resume (an engine), offload or reload (a rank)."""
+
+    what: str
+    who: str
+    measured: dict[str, Any] = field(default_factory=dict)
+    """As the actor said: bytes and seconds."""
