@@ -48,7 +48,7 @@ async def engine_session(tiny_model: Path, tmp_path_factory: pytest.TempPathFact
 async def engine(
     engine_session: RolloutWorker, snapshots: Snapshots, tiny_model: Path, tmp_path: Path
 ) -> RolloutWorker:
-    """A running, synced engine; tests that use it run in the session's event loop
+    """A running, synced, colocated engine; tests that use it run in the session's event loop
     (`pytest.mark.asyncio(loop_scope="session")`). Started again if a test before killed it."""
     from actors.sglang.errors import EngineError
     from tests.engine.support import start
@@ -59,6 +59,7 @@ async def engine(
         await engine_session.stop()
         await start(engine_session, tiny_model, tmp_path)
         health = await engine_session.health()
+    await engine_session.switch_role("colocated")
     if health["version"] is None:
         snapshot = snapshots.publish()
         await engine_session.sync(str(snapshot.directory), snapshot.version)

@@ -9,6 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
+from actors.sglang import plugin, transfer
 from pearl.config.engine import EngineConfig
 from pearl.config.model import ModelConfig
 from pearl.errors import UserError
@@ -54,6 +55,12 @@ OWN_FLAGS = (
     "--skip-tokenizer-init",
     "--tokenizer-worker-num",
     "--disaggregation-mode",
+    "--disaggregation-bootstrap-port",
+    "--disaggregation-transfer-backend",
+    "--disaggregation-decode-extra-slots",
+    "--disaggregation-decode-enable-radix-cache",
+    "--disaggregation-decode-retraction-backup",
+    "--enable-pd-role-switch",
     "--lifeline-fd",
     "--scratch",
 )
@@ -105,9 +112,22 @@ class ServerPlan:
     environment: dict[str, str]
 
 
-def plan_server(engine: EngineConfig, model: ModelConfig, model_directory: Path, *, port: int, seed: int) -> ServerPlan:
-    """The command line of one server. Raises UserError for whatever could not work, before anything starts."""
+def plan_server(
+    engine: EngineConfig,
+    model: ModelConfig,
+    model_directory: Path,
+    *,
+    port: int,
+    seed: int,
+    kv: transfer.KvEndpoint | None = None,
+) -> ServerPlan:
+    """The command line of one server, which can take any role if `kv` says where its KV travels, else is colocated.
+
+    Raises UserError for whatever could not work, before anything starts.
+    """
     check_versions()
+    if kv is not None:
+        _check_transfer(engine)
     device = resolve_device(engine)
     if device == "cpu" and engine.tensor_parallel > 1:
         raise UserError(
@@ -147,8 +167,21 @@ def plan_server(engine: EngineConfig, model: ModelConfig, model_directory: Path,
         flags.append("--enable-memory-saver")
         if engine.mem_fraction_static is not None:
             flags += ["--mem-fraction-static", str(engine.mem_fraction_static)]
+    if kv is not None:
+        flags += transfer.flags(kv, device, engine.max_running_requests)
     flags += engine.extra_args
-    return ServerPlan(device, tuple(flags), _environment(engine, device))
+    environment = _environment(engine, device) | (transfer.environment(kv) if kv else {})
+    return ServerPlan(device, tuple(flags), environment)
+
+
+def _check_transfer(engine: EngineConfig) -> None:
+    if (lacking := transfer.missing()) is not None:
+        raise lacking
+    if engine.disable_radix_cache:
+        raise UserError(
+            "engine.disable_radix_cache with prefill-decode serving: roles keep their prefixes by it",
+            "Leave it off, or serve colocated.",
+        )
 
 
 def _environment(engine: EngineConfig, device: Device) -> dict[str, str]:
@@ -159,6 +192,7 @@ def _environment(engine: EngineConfig, device: Device) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        plugin.SWITCH: "1",
         "SGLANG_HOST_IP": "127.0.0.1",
         # Log-probs of the distribution at the request's temperature, which is what the trainer recomputes.
         "SGLANG_RETURN_ORIGINAL_LOGPROB": "0",

@@ -13,13 +13,15 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from actors.sglang.errors import EngineTimeout, StaleVersion
+from actors.sglang import roles
+from actors.sglang.errors import EngineError, EngineTimeout, StaleVersion
 from actors.sglang.flight import Flight
 from actors.sglang.generation import GenerateRequest, Generation
 from actors.sglang.http import EngineHttp
 from actors.sglang.loader import Order
 from actors.sglang.meter import DecodeMeter
 from actors.sglang.update import Loaded, update_weights
+from pearl.core.layout import Role
 from pearl.core.trajectory import FinishReason
 
 PauseMode = Literal["abort", "in_place", "retract"]
@@ -32,7 +34,10 @@ class EngineClient:
         """`config_hash` (see `pearl.weights.snapshot`) and `vocabulary` (its size) are of the engine's model; `report`
         is a path for load reports that client and engine both see; `ranks` the engine's tensor-parallel size."""
         self.version: int | None = None
-        """Version that the engine serves; None before the first load and after a failed one."""
+        """Version that the engine serves; None before the first load, after a failed one, and without its memory."""
+        self.role = Role.COLOCATED
+        self.released = False
+        """Its memory was given back."""
         self._http = http
         self._config_hash = config_hash
         self._vocabulary = vocabulary
@@ -90,6 +95,9 @@ class EngineClient:
     async def pause(self, mode: PauseMode = "abort", *, timeout_s: float = 60.0) -> None:
         """Stop generation. `abort` ends what is pending; `in_place` keeps it with its KV cache (which then cannot be
         flushed); `retract` keeps it and gives its KV cache up, so that it is computed anew after `resume`."""
+        if mode == "retract" and self.role is not Role.COLOCATED:
+            # The version spans that come back then name the new version for all tokens.
+            raise EngineError(f"pause mode retract is for colocated engines; this one is a {self.role} engine")
         async with self._alone("a pause", timeout_s):
             if self._paused is None:
                 self._shut.append("pause")
@@ -121,13 +129,15 @@ class EngineClient:
         async with self._alone("a load of weights", timeout_s):
             if version < self._newest:
                 raise StaleVersion(f"version {version} is older than version {self._newest}, which the engine had")
+            if self.released:
+                raise EngineError("the engine's memory is released; resume it before a load of weights")
             order = Order(str(directory), version, self._config_hash, str(self._report))
             self.version = None
             with self._shut_gate("load"):
                 try:
                     async with asyncio.timeout(timeout_s):
                         if self._paused != "retract":
-                            await self._end(list(self._flights.values()), timeout_s)
+                            await self._settle(timeout_s)
                         loaded = await update_weights(self._http, order, self._ranks, timeout_s=timeout_s)
                 except TimeoutError:
                     raise EngineTimeout(f"the engine did not load version {version} within {timeout_s:g} s") from None
@@ -135,19 +145,37 @@ class EngineClient:
             return loaded
 
     async def release_memory(self, *, timeout_s: float = 60.0) -> None:
-        """Give the device memory of weights and KV cache back, after ending all requests. Frees nothing on a CPU.
+        """Give the memory of weights and KV cache back, after ending all requests.
 
         Weights are undefined after `resume_memory`, so a snapshot must be loaded before the engine serves again.
         """
         async with self._alone("a release of memory", timeout_s):
+            if self.released:
+                raise EngineError("the engine's memory is released already")
             self.version = None
             with self._shut_gate("release"):
-                await self._end(list(self._flights.values()), timeout_s)
+                await self._settle(timeout_s)
+                self.released = True
                 await self._http.post("/release_memory_occupation", {}, timeout_s=timeout_s)
 
     async def resume_memory(self, *, timeout_s: float = 60.0) -> None:
         async with self._alone("a return of memory", timeout_s):
+            if not self.released:
+                raise EngineError("the engine's memory was not released")
             await self._http.post("/resume_memory_occupation", {}, timeout_s=timeout_s)
+            self.released = False
+
+    async def switch_role(self, role: Role, *, timeout_s: float = 60.0) -> None:
+        """Change the role of the live server and have it answer a probe. Weights stay, the prefix cache goes.
+
+        Raises EngineError while requests are pending, paused, or without memory; RestartNeeded if the server cannot.
+        """
+        async with self._alone("a switch of role", timeout_s):
+            self.require_idle()
+            with self._shut_gate("switch"):
+                await self._settle(timeout_s)
+                await roles.switch(self._http, self.role, role, timeout_s=timeout_s)
+                self.role = role
 
     async def health(self, *, generate: bool = False, timeout_s: float = 30.0) -> None:
         """Raises unless the server answers; with `generate`, unless it produces a token (it cannot while paused)."""
@@ -204,6 +232,17 @@ class EngineClient:
             raise EngineTimeout(f"the engine did not acknowledge an abort within {timeout_s:g} s") from None
         return len(flights)
 
+    def require_idle(self) -> None:
+        """EngineError unless the engine may change its role now."""
+        if self._flights or self._paused or self.released:
+            why = "is paused" if self._paused else "has no memory" if self.released else "is not idle"
+            raise EngineError(f"the engine {why} ({self.pending} requests pending), so it keeps its role {self.role}")
+
+    async def _settle(self, timeout_s: float) -> None:
+        """End all requests, and wait until the scheduler holds no room any more for what they left behind."""
+        await self._end(list(self._flights.values()), timeout_s)
+        await roles.until_idle(self._http, timeout_s=timeout_s)
+
     @contextlib.asynccontextmanager
     async def _alone(self, what: str, timeout_s: float) -> AsyncIterator[None]:
         """Control calls exclude each other; EngineTimeout if another one is not over within `timeout_s`."""
@@ -217,8 +256,20 @@ class EngineClient:
         finally:
             self._control.release()
 
-    def _refusal(self) -> str:
-        return "" if self.version is not None else "the engine has no synced weights"
+    def _refusal(self, request: GenerateRequest) -> tuple[FinishReason, str] | None:
+        if self.version is None:
+            return FinishReason.FAILED, "the engine has no synced weights"
+        if (request.pair is None) != (self.role is Role.COLOCATED):
+            kind = "a whole request" if request.pair is None else "half of a pair's request"
+            return FinishReason.FAILED, f"{kind} came to a {self.role} engine"
+        if request.pair and request.pair.tensor_parallel != self._ranks:
+            return FinishReason.FAILED, (
+                f"the prefill engine has tensor_parallel = {request.pair.tensor_parallel}, this one {self._ranks}; "
+                "the halves of a pair must be equal"
+            )
+        if request.version not in (None, self.version):
+            return FinishReason.ABORT, f"it wants version {request.version}, the engine serves version {self.version}"
+        return None
 
     @contextlib.contextmanager
     def _shut_gate(self, why: str) -> Iterator[None]:

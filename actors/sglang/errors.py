@@ -13,6 +13,10 @@ class EngineDied(EngineError):
     """The engine's processes are gone; the message ends with the last lines of its log."""
 
 
+class RestartNeeded(EngineError):
+    """The live server cannot take the role, or is in none after a switch that failed."""
+
+
 class PortTaken(EngineDied):
     """The server ended because another process had taken its port meanwhile."""
 

@@ -18,6 +18,7 @@ from pearl.core.trajectory import FinishReason
 
 ABORT_GRACE_S = 5.0
 """After its deadline a request is aborted and given this long to hand over its last tokens."""
+Refusal = Callable[[GenerateRequest], tuple[FinishReason, str] | None]
 
 
 class Flight:
@@ -27,17 +28,17 @@ class Flight:
         self.aborted = asyncio.Event()
         """Set before the engine is told, so that a request which has not reached it yet never starts."""
         self.done = asyncio.Event()
-        self.result = Generation()
+        self.result = Generation(paired=request.pair is not None)
         """Grows while the request runs."""
         self._request = request
         self._sent = False
         self._http = http
         self._meter = meter
 
-    async def run(self, gate: asyncio.Event, refusal: Callable[[], str]) -> Generation:
+    async def run(self, gate: asyncio.Event, refusal: Refusal) -> Generation:
         """Wait for `gate`, generate, and say how it ended; only cancellation raises.
 
-        `refusal` is asked once the gate is open: why the engine must not serve, empty if it may.
+        `refusal` is asked once the gate is open: how it ends if the engine must not serve it, and why; else None.
         """
         result = self.result
         work = asyncio.create_task(self._read(result, gate, refusal))
@@ -99,18 +100,21 @@ class Flight:
             broke = f"the connection to the engine broke: {work.exception()!r}" if work.done() else ""
             result.end(FinishReason.LOST, self._http.died.result() if self._http.died.done() else broke)
 
-    async def _read(self, result: Generation, gate: asyncio.Event, refusal: Callable[[], str]) -> None:
+    async def _read(self, result: Generation, gate: asyncio.Event, refusal: Refusal) -> None:
         await _either(gate, self.aborted)
         if self.aborted.is_set():
             result.end(FinishReason.ABORT, "aborted before it started")
-        elif reason := refusal():
-            result.end(FinishReason.FAILED, reason)
+        elif refused := refusal(self._request):
+            result.end(*refused)
         else:
             self._sent = True
             async for reply in self._http.stream("/generate", self._request.body(self.server_rid)):
                 before = len(result.token_ids)
                 result.feed(reply)
                 self._measure(before)
+            if result.peer_lost and self.aborted.is_set():  # an abort before the KV was there reads the same
+                result.peer_lost = False
+                result.end(FinishReason.ABORT, "aborted before its KV arrived")
             if result.finish is None:
                 raise aiohttp.ClientPayloadError("the stream ended early")
 

@@ -21,6 +21,17 @@ from pearl.core.trajectory import FinishReason
 
 
 @dataclass(frozen=True, slots=True)
+class Pair:
+    """What the two halves of one request agree on: the prefill engine's KvEndpoint, and a room of their own."""
+
+    room: int
+    """Anew for each request, below 2^63."""
+    host: str
+    port: int
+    tensor_parallel: int
+
+
+@dataclass(frozen=True, slots=True)
 class GenerateRequest:
     rid: str
     """The caller's name for this request; no two pending ones may share it."""
@@ -36,6 +47,10 @@ class GenerateRequest:
     """From the call to the last token; what is there by then is returned as aborted."""
     seed: int | None = None
     """Honoured only by a server with `--enable-deterministic-inference`; ignored elsewhere."""
+    pair: Pair | None = None
+    """Of a request that one engine prefills and another one decodes; both get the same request."""
+    version: int | None = None
+    """Weights that must serve it: the first token of a pair's answer is the prefill engine's. None: any."""
 
     @classmethod
     def from_wire(cls, wire: Mapping[str, Any]) -> GenerateRequest:
@@ -44,7 +59,8 @@ class GenerateRequest:
         missing = {"rid", "token_ids", "max_new_tokens"} - set(wire)
         if unknown or missing:
             raise ValueError(f"generate request: unknown fields {sorted(unknown)}, missing fields {sorted(missing)}")
-        request = cls(**{**wire, "stop": tuple(wire.get("stop") or ())})
+        pair = wire.get("pair")
+        request = cls(**{**wire, "stop": tuple(wire.get("stop") or ()), "pair": Pair(**pair) if pair else None})
         problems = (
             (not request.token_ids, f"token_ids is empty (rid {request.rid!r})"),
             (not all(isinstance(token, int) for token in request.token_ids), "token_ids holds what is no integer"),
@@ -72,13 +88,16 @@ class GenerateRequest:
             sampling["stop"] = list(self.stop)
         if self.seed is not None:
             sampling["sampling_seed"] = self.seed
-        return {
+        body = {
             "rid": server_rid,
             "input_ids": self.token_ids,
             "sampling_params": sampling,
             "return_logprob": True,
             "stream": True,
         }
+        if pair := self.pair:
+            body |= {"bootstrap_host": pair.host, "bootstrap_port": pair.port, "bootstrap_room": pair.room}
+        return body
 
 
 @dataclass(slots=True)
@@ -101,13 +120,17 @@ class Generation:
     prefill: tuple[float, float] | None = None
     """When the engine began and ended to compute the prompt, by its own clock; None where it does not say."""
     decoded: Decoded = field(default_factory=Decoded)
+    paired: bool = False
+    """One half of a pair's request: what the engine reports as its own error is a KV transfer that broke."""
+    peer_lost: bool = False
+    """Lost, because the other half is gone or did not hand its KV on; this engine is well."""
     began: float = field(default_factory=time.monotonic)
 
     def feed(self, reply: Mapping[str, Any]) -> None:
         """Take one streamed reply in. Raises ValueError if it does not fit what came before."""
         if error := reply.get("error"):
             message = error.get("message", error) if isinstance(error, dict) else error
-            self.end(FinishReason.FAILED, str(message))
+            self._refused(error.get("code") if isinstance(error, dict) else None, str(message))
             return
         meta = reply["meta_info"]
         tokens = list(reply["output_ids"])
@@ -137,7 +160,22 @@ class Generation:
                 self.versions = []
                 for span in spans:
                     self._count(int(span["version"]), span["end"] - span["start"])
-            self.end(*_finish(ended))
+            if ended["type"] == "abort" and (ended.get("status_code") or 0) >= 400:
+                self._refused(ended["status_code"], str(ended.get("message") or ""))
+            else:
+                self.end(*_finish(ended))
+
+    def _refused(self, status: Any, message: str) -> None:
+        """The engine gave the request up: it cannot be served, or, of a pair, its KV did not arrive."""
+        if self.paired and isinstance(status, int) and status >= 500:
+            self.lose_peer(message)
+        else:
+            self.end(FinishReason.FAILED, message)
+
+    def lose_peer(self, reason: str) -> None:
+        """No token counts that was decoded without its whole prompt."""
+        self.token_ids, self.logprobs, self.versions, self.peer_lost = [], [], [], True
+        self.end(FinishReason.LOST, reason)
 
     def end(self, finish: FinishReason, reason: str) -> None:
         self.finish, self.reason = finish, reason
@@ -160,6 +198,7 @@ class Generation:
             "decode_batch": self.decoded.batch,
             "decode_kv_tokens": self.decoded.kv_tokens,
             "stall_s": self.decoded.stall_s,
+            "peer_lost": self.peer_lost,
         }
 
     def _count(self, version: int, tokens: int) -> None:
@@ -176,7 +215,4 @@ def _finish(reason: Mapping[str, Any]) -> tuple[FinishReason, str]:
         return FinishReason.LENGTH, ""
     if kind == "stop":
         return FinishReason.STOP, f"matched {reason.get('matched')!r}"
-    status = reason.get("status_code") or 0
-    if status >= 400:  # an abort that the engine decided: the request cannot be served
-        return FinishReason.FAILED, message
     return FinishReason.ABORT, message

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
+from actors.sglang import plugin, transfer
 from actors.sglang.args import check_versions
 from envs.registry import FAMILIES
 from envs.sandbox.backend import BubblewrapBackend
@@ -38,7 +39,7 @@ class Finding:
 async def examine() -> list[Finding]:
     """All findings, the essential ones first."""
     findings = [_python(), _engine(), _package("deepspeed"), _package("distributed"), _torch(), await _sandbox()]
-    return [*findings, _memory(), _shared_memory(), _models(), _families()]
+    return [*findings, _memory(), _shared_memory(), _transfer(), _roles(), _models(), _families()]
 
 
 def _python() -> Finding:
@@ -108,6 +109,24 @@ def _shared_memory() -> Finding:
         remedy = "Enlarge /dev/shm (in a container: --shm-size)."
         return Finding("shared memory", "failed", f"{free:.1f} GB free in /dev/shm", remedy)
     return Finding("shared memory", "ok", f"{free:.1f} GB free in /dev/shm")
+
+
+def _transfer() -> Finding:
+    """Needed for prefill-decode serving only."""
+    if (lacking := transfer.missing()) is not None:
+        return Finding("KV transfer", "missing", f"{lacking.what}; engines serve colocated only", lacking.remedy)
+    return Finding(
+        "KV transfer", "ok", "Mooncake and libibverbs are there, so engines can be prefill or decode engines"
+    )
+
+
+def _roles() -> Finding:
+    if reason := plugin.available():
+        text = "live between prefill and decode; to and from colocated by a restart of the engine"
+        return Finding("role switches", "missing", text, f"{reason[0].upper()}{reason[1:]}.")
+    return Finding(
+        "role switches", "ok", "live between colocated, prefill and decode, through PEARL's plugin in SGLang"
+    )
 
 
 def _models() -> Finding:

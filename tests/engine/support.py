@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,18 +13,21 @@ from typing import Any
 import torch
 
 from actors.rollout import RolloutWorker
+from actors.sglang import transfer
 from pearl.config.engine import EngineConfig
 from pearl.config.model import ModelConfig
 from pearl.weights.snapshot import Manifest, config_hash, snapshot_directory, write_snapshot
 
 MODEL = ModelConfig(path="tiny-random-llama", dtype="float32")
-ENGINE = EngineConfig(device="cpu", max_total_tokens=8192, stream_interval=4)
+ENGINE = EngineConfig(device="cpu", max_total_tokens=65536, stream_interval=4)
+KV_INTERFACE = None if transfer.missing() else "lo"
+"""Over which the tests' engines hand KV on, so that they can take every role; without, they are colocated for good."""
 START_S = 300.0
 
 
 async def start(worker: RolloutWorker, model_directory: Path, run_dir: Path, **more: Any) -> dict[str, Any]:
     engine = EngineConfig.model_validate(ENGINE.model_dump() | more.pop("engine", {}))
-    arguments = {"timeout_s": START_S} | more
+    arguments = {"timeout_s": START_S, "kv_interface": KV_INTERFACE} | more
     dumps = engine.model_dump(), MODEL.model_dump()
     return await worker.start(*dumps, str(model_directory), str(run_dir), "e0", 0, **arguments)
 
@@ -39,6 +43,22 @@ async def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"{condition} did not come true within {timeout_s} s"
         await asyncio.sleep(0.01)
+
+
+def paired(prefill: RolloutWorker, rid: str, prompt: Iterable[int], tokens: int = 32, **more: Any) -> dict[str, Any]:
+    """A request that `prefill` and another engine serve together, in a room of its own."""
+    assert prefill._kv is not None
+    room = uuid.uuid4().int >> 66
+    return request(rid, prompt, tokens, pair={"room": room, **prefill._kv.to_wire()}) | more
+
+
+async def serve(
+    prefill: RolloutWorker, decode: RolloutWorker, rid: str, prompt: Iterable[int], tokens: int = 32, **more: Any
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What both halves of a pair say of one request."""
+    both = paired(prefill, rid, prompt, tokens, **more)
+    halves = await asyncio.gather(prefill.prefill(both), decode.generate(both))
+    return halves[0], halves[1]
 
 
 def progress(worker: RolloutWorker) -> dict[str, int]:

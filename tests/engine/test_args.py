@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.sglang import args
+from actors.sglang import args, transfer
 from pearl.config.engine import EngineConfig
 from pearl.config.model import ModelConfig
 from pearl.errors import UserError
@@ -15,8 +15,10 @@ CPU = EngineConfig(device="cpu")
 MODEL = ModelConfig(path="tiny-random-llama", dtype="float32")
 
 
-def plan(directory: Path, engine: EngineConfig = CPU, model: ModelConfig = MODEL) -> args.ServerPlan:
-    return args.plan_server(engine, model, directory, port=1234, seed=7)
+def plan(
+    directory: Path, engine: EngineConfig = CPU, model: ModelConfig = MODEL, kv: transfer.KvEndpoint | None = None
+) -> args.ServerPlan:
+    return args.plan_server(engine, model, directory, port=1234, seed=7, kv=kv)
 
 
 def test_every_typed_key_reaches_the_command_line(tiny_model: Path) -> None:
@@ -89,3 +91,36 @@ def test_unsupported_versions(monkeypatch: pytest.MonkeyPatch, package: str, ver
     with pytest.raises(UserError, match=what) as raised:
         args.check_versions()
     assert "pip install" in raised.value.remedy
+
+
+KV = transfer.KvEndpoint("10.0.0.7", 9000, 1)
+
+
+def test_engine_with_kv_transfer_starts_as_one_that_can_take_any_role(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "missing", lambda: None)
+    made = plan(tiny_model, kv=KV)
+    line = " ".join(made.flags)
+    for part in (
+        "--disaggregation-mode decode", "--enable-pd-role-switch", "--disaggregation-bootstrap-port 9000",
+        "--disaggregation-transfer-backend mooncake_tcp", "--disaggregation-decode-enable-radix-cache",
+    ):  # fmt: skip
+        assert part in line
+    assert "--host 127.0.0.1" in line, "the API stays on loopback"
+    assert made.environment["SGLANG_HOST_IP"] == made.environment["PEARL_KV_HOST"] == "10.0.0.7"
+    assert "--disaggregation-mode" not in plan(tiny_model).flags
+
+
+def test_kv_transfer_is_refused_where_it_cannot_work(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> None:
+        raise OSError(name)
+
+    monkeypatch.setattr(transfer, "find_spec", lambda name: name)
+    with monkeypatch.context() as patch:
+        patch.setattr(transfer.ctypes, "CDLL", absent)
+        with pytest.raises(UserError, match=r"libibverbs\.so\.1.*apt-get install libibverbs1"):
+            plan(tiny_model, kv=KV)
+    monkeypatch.setattr(transfer, "missing", lambda: None)
+    with pytest.raises(UserError, match="disable_radix_cache with prefill-decode"):
+        plan(tiny_model, EngineConfig(device="cpu", disable_radix_cache=True), kv=KV)

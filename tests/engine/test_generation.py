@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from actors.sglang.generation import Generation
+from actors.sglang.generation import GenerateRequest, Generation
 from pearl.core.trajectory import FinishReason
 
 
@@ -77,3 +77,26 @@ def test_foreign_logprobs_are_an_error() -> None:
     wrong["meta_info"]["output_token_logprobs"] = [[-1.0, 9, None]]
     with pytest.raises(ValueError, match="not those of its tokens"):
         Generation().feed(wrong)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"error": {"message": "KV transfer failed", "code": 500}},
+        reply([], total=0, finish={"type": "abort", "message": "KV transfer failed", "status_code": 500}),
+    ],
+)
+def test_kv_that_did_not_arrive_is_the_loss_of_the_other_half(broken: dict[str, Any]) -> None:
+    generation = Generation(paired=True)
+    generation.feed(reply([1], total=1))
+    generation.feed(broken)
+    assert (generation.finish, generation.reason) == (FinishReason.LOST, "KV transfer failed")
+    assert generation.peer_lost and generation.token_ids == generation.logprobs == generation.versions == []
+
+
+def test_pair_travels_with_its_request() -> None:
+    wire = {"rid": "r", "token_ids": [1], "max_new_tokens": 1}
+    pair = {"room": 7, "host": "10.0.0.7", "port": 9000, "tensor_parallel": 1}
+    assert "bootstrap_room" not in GenerateRequest.from_wire(wire).body("s")
+    body = GenerateRequest.from_wire(wire | {"pair": pair}).body("s")
+    assert (body["bootstrap_host"], body["bootstrap_port"], body["bootstrap_room"]) == ("10.0.0.7", 9000, 7)
