@@ -32,6 +32,8 @@ class Willing:
     # rollout
 
     async def generate(self, request: dict[str, Any]) -> Any:
+        if self.hangs == "interrupt":  # half of a pair that is to be interrupted
+            await asyncio.Event().wait()
         reply = {
             "token_ids": TOKENS, "logprobs": [-1.0] * len(TOKENS), "versions": [[self.version, len(TOKENS)]],
             "finish": "stop", "reason": "",
@@ -50,6 +52,14 @@ class Willing:
 
     async def resume_memory(self, timeout_s: float) -> Any:
         return await self._answer("resume_memory")
+
+    async def prefill(self, request: dict[str, Any]) -> Any:
+        handed_on = self.hangs != "interrupt"
+        reply = {"handed_on": handed_on, "finish": "length" if handed_on else "abort", "reason": "", "peer_lost": False}
+        return await self._answer("prefill", reply)
+
+    async def interrupt(self, rid: str, timeout_s: float) -> Any:
+        return await self._answer("interrupt")
 
     # environment
 

@@ -7,6 +7,7 @@ ranks) is in `test_blocked_components.py`; `test_wait_table.py` sees to it that 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import signal
@@ -27,6 +28,7 @@ from pearl.core.trajectory import FinishReason, SegmentKind, StopReason, Traject
 from pearl.live import actors, trainer
 from pearl.live import rollout as rollout_module
 from pearl.live.frozen import FrozenWeights, Subject
+from pearl.live.pair import serve_pair
 from pearl.live.slots import PreemptibleSlots
 from pearl.live.tokens import LiveTrajectory
 from tests.live.blocking import LATE_S, LIMIT_S, LIVES, LONG_S, Stage, ends_at
@@ -84,6 +86,24 @@ async def release_memory(stage: Stage) -> None:
 async def resume_memory(stage: Stage) -> None:
     await rollout(stage)
     await stage.rollout.resume(ev.ResumeEngine("rollout-0", stage.life))
+
+
+async def serve_as_pair(stage: Stage) -> None:
+    """Both halves in one worker."""
+    await rollout(stage)
+    ref, deadlines = stage.rollout.refs["rollout-0"][1], stage.config.deadlines
+    request = {"rid": "r", "token_ids": [5], "timeout_s": deadlines.generate_s}
+    with contextlib.suppress(ActorError):  # of the decode half
+        await serve_pair(
+            stage.actors,
+            ref,
+            ref,
+            request,
+            {},
+            interrupt_s=deadlines.abort_s,
+            waiter=str(ID),
+            handed_on=lambda: None,
+        )
 
 
 async def stop_rollout(stage: Stage) -> None:
@@ -171,7 +191,13 @@ class Call:
     answer: type[ev.Event] | None
 
     def actor(self, life: int) -> str:
-        kind = {"environments.py": "environment", "rollout.py": "rollout", "trainer.py": "trainer"}[self.caller]
+        kinds = {
+            "environments.py": "environment",
+            "rollout.py": "rollout",
+            "pair.py": "rollout",
+            "trainer.py": "trainer",
+        }
+        kind = kinds[self.caller]
         return f"{kind}-0#{life}.{self.method}"
 
 
@@ -183,6 +209,9 @@ CALLS = [
     Call("rollout.py", "release_memory", "memory_s", release_memory, "driver", ev.WorkerLost),
     Call("rollout.py", "resume_memory", "memory_s", resume_memory, "driver", ev.WorkerLost),
     Call("rollout.py", "stop", "shutdown_s", stop_rollout, "driver", None),
+    Call("pair.py", "prefill", "generate_s", serve_as_pair, "g0.0.0", None),
+    Call("pair.py", "generate", "generate_s", serve_as_pair, "g0.0.0", None),
+    Call("pair.py", "interrupt", "abort_s", serve_as_pair, "g0.0.0", None),
     Call("environments.py", "start", "worker_start_s", environment, "driver", ev.EnvironmentWorkerLost),
     Call("environments.py", "open", "environment_start_s", open_environment, "g0.0.0", ev.EnvironmentWorkerLost),
     Call("environments.py", "reopen", "environment_start_s", reopen, "g0.0.0", ev.EnvironmentWorkerLost),

@@ -62,6 +62,8 @@ TABLE: dict[str, Row] = {
     CALL: Test(WAITS, "test_a_call_that_is_never_answered"),
     "pearl/live/actors.py:Actors.kill": Test(WAITS, "test_a_process_that_survives_its_kill"),
     "pearl/live/actors.py:Actors.cause_of_death": Test(WAITS, "test_the_cause_of_death_of_a_living_process"),
+    "pearl/live/pair.py:serve_pair": Within(CALL),
+    "pearl/live/pair.py:serve_pair.interrupt": Within(CALL),
     "pearl/live/frozen.py:FrozenWeights._put_out": Test(WAITS, "test_weights_that_are_never_read"),
     "pearl/live/trainer.py:TrainerGroup.start": TURN,
     "pearl/live/trainer.py:TrainerGroup.train": TURN,
@@ -98,6 +100,8 @@ TABLE: dict[str, Row] = {
     "pearl/models.py:_lock": LOCK,
     # engines
     "actors/rollout.py:RolloutWorker.metrics": Within(CALL),
+    "actors/rollout.py:RolloutWorker.release_memory": Within(CALL),
+    "actors/rollout.py:RolloutWorker.resume_memory": Within(CALL),
     "actors/sglang/client.py:EngineClient.load_snapshot": Test(COMPONENTS, "test_a_load_that_never_ends"),
     "actors/sglang/client.py:EngineClient._end": Test(COMPONENTS, "test_an_abort_that_is_never_acknowledged"),
     "actors/sglang/client.py:EngineClient._alone": Test(COMPONENTS, "test_a_control_call_behind_another_one"),
@@ -107,6 +111,7 @@ TABLE: dict[str, Row] = {
     "actors/sglang/flight.py:_first": Test(COMPONENTS, "test_an_answer_that_never_comes_ends_with_its_tokens"),
     "actors/sglang/flight.py:_either": Test(COMPONENTS, "test_a_request_behind_a_shut_gate"),
     "actors/sglang/http.py:EngineHttp.call": Test(COMPONENTS, "test_http_that_is_never_answered"),
+    "actors/sglang/roles.py:_patiently": Test("engine/test_roles.py", "test_engine_that_never_comes_to_rest"),
     "actors/sglang/process.py:EngineProcess._wait_ready": Test(
         COMPONENTS, "test_a_server_that_never_answers_its_health"
     ),
