@@ -72,7 +72,7 @@ class Stage:
     def __init__(self, cluster: LocalCluster, folder: Path, cls: type, **sections: dict[str, Any]) -> None:
         keys = ("engine_start", "trainer_start", "worker_start", "generate", "abort", "sync", "environment_start")
         keys += ("environment_step", "score", "train", "publish", "checkpoint", "shutdown", "engine_stop", "memory")
-        keys += ("offload",)
+        keys += ("offload", "environment_build")
         tree: dict[str, Any] = {
             "run_dir": str(folder / "run"),
             "cluster": {"rollout_workers": 1},

@@ -24,7 +24,7 @@ class Willing:
 
     async def start(self, *_: Any) -> Any:
         self.version = 0
-        return await self._answer("start")
+        return await self._answer("start", {"builds": True})
 
     async def stop(self, grace_s: float = 0.0) -> Any:
         return await self._answer("stop")
@@ -62,6 +62,9 @@ class Willing:
         return await self._answer("interrupt")
 
     # environment
+
+    async def prepare(self) -> Any:
+        return await self._answer("prepare")
 
     async def open(self, *_: Any) -> Any:
         return await self._answer("open", {"prompt_ids": [5] * 8, "task": "none"})

@@ -9,8 +9,13 @@ from bench.pipeline_turns import NoEngine, NoEnvironment, NoTrainer
 
 __all__ = [
     "BrokenTrainer",
+    "DyingJoiner",
+    "ElasticEngine",
+    "ElasticTrainer",
+    "FailingJoiner",
     "HangingEngine",
     "HangingOnceEngine",
+    "Insomniac",
     "NoEngine",
     "NoEnvironment",
     "NoTrainer",
@@ -47,3 +52,77 @@ class RaisingEnvironment(NoEnvironment):
 
     async def open(self, trajectory: list[int], *_: Any) -> dict[str, Any]:
         raise ValueError("this task has no files")
+
+
+class ElasticEngine(NoEngine):
+    """Can sleep. Takes a moment for an answer, so that a run lasts while things happen to it."""
+
+    ANSWER_S = 0.02
+
+    async def start(self, *arguments: Any) -> dict[str, Any]:
+        self.name = arguments[4]
+        return {}
+
+    async def generate(self, request: dict[str, Any]) -> dict[str, Any]:
+        await asyncio.sleep(self.ANSWER_S)
+        return await super().generate(request)
+
+    async def release_memory(self, timeout_s: float) -> dict[str, Any]:
+        return {"freed_bytes": 1}
+
+    async def resume_memory(self, timeout_s: float) -> dict[str, Any]:
+        return {}
+
+    async def stop(self, grace_s: float = 0.0) -> None:
+        pass
+
+
+class FailingJoiner(ElasticEngine):
+    """The second preemptible slot's first engine does not start."""
+
+    async def start(self, *arguments: Any) -> dict[str, Any]:
+        if arguments[4] == "preemptible-1.1":
+            raise RuntimeError("its memory is full")
+        return await super().start(*arguments)
+
+
+class DyingJoiner(ElasticEngine):
+    """A preemptible slot's first engine dies at its first request; its actor says so."""
+
+    async def generate(self, request: dict[str, Any]) -> dict[str, Any]:
+        if self.name == "preemptible-0.1":
+            return {
+                "token_ids": [], "logprobs": [], "versions": [], "finish": "lost", "reason": "the engine died",
+            }  # fmt: skip
+        return await super().generate(request)
+
+
+class Insomniac(ElasticEngine):
+    """An overlap engine that hangs when it is to sleep for the second time, in its first life."""
+
+    releases = 0
+
+    async def release_memory(self, timeout_s: float) -> dict[str, Any]:
+        self.releases += 1
+        if self.name.endswith(".1") and self.releases == 2:
+            await asyncio.Event().wait()
+        return await super().release_memory(timeout_s)
+
+
+class ElasticTrainer(NoTrainer):
+    """Moves its states, and refuses to work while they are away."""
+
+    away = False
+
+    async def offload(self) -> dict[str, Any]:
+        self.away = True
+        return {"seconds": 0.0, "state_bytes": 0, "device_bytes_freed": 0, "device_bytes_left": 0}
+
+    async def reload(self) -> dict[str, Any]:
+        self.away = False
+        return {"seconds": 0.0, "state_bytes": 0, "device_bytes_taken": 0}
+
+    async def train(self, *_: Any) -> dict[str, float]:
+        if self.away:
+            raise RuntimeError("its states are away")
+        return {}

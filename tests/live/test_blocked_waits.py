@@ -213,6 +213,7 @@ CALLS = [
     Call("pair.py", "generate", "generate_s", serve_as_pair, "g0.0.0", None),
     Call("pair.py", "interrupt", "abort_s", serve_as_pair, "g0.0.0", None),
     Call("environments.py", "start", "worker_start_s", environment, "driver", ev.EnvironmentWorkerLost),
+    Call("environments.py", "prepare", "environment_build_s", environment, "driver", ev.EnvironmentWorkerLost),
     Call("environments.py", "open", "environment_start_s", open_environment, "g0.0.0", ev.EnvironmentWorkerLost),
     Call("environments.py", "reopen", "environment_start_s", reopen, "g0.0.0", ev.EnvironmentWorkerLost),
     Call("environments.py", "advance", "environment_step_s", step, "g0.0.0", ev.EnvironmentWorkerLost),

@@ -127,6 +127,7 @@ TABLE: dict[str, Row] = {
     "actors/environment.py:EnvironmentWorker.score": Within(CALL),
     "envs/agent.py:_within": Test(COMPONENTS, "test_an_environment_that_never_answers"),
     "envs/families/shell.py:ShellEnvironment.reset": Within("envs/agent.py:_within"),
+    "envs/families/swebench.py:SwebenchEnvironment.reset": Within("envs/agent.py:_within"),
     "envs/sandbox/backend.py:BubblewrapBackend.close": Within(CALL),
     "envs/sandbox/bubblewrap.py:BubblewrapSandbox.snapshot": Within("envs/agent.py:_within"),
     "envs/sandbox/bubblewrap.py:BubblewrapSandbox.diff": Within("envs/agent.py:_within"),

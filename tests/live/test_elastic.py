@@ -1,0 +1,256 @@
+"""Slots that join and leave, GPUs lent and returned, in the live driver.
+
+Real Dask workers hold actors that answer at once; the last tests have real engines and a real trainer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pearl.cluster.binding import bind
+from pearl.config.load import make_config
+from pearl.core import events as ev
+from pearl.live import slots
+from pearl.live.actors import ActorClasses
+from pearl.live.driver import Driver
+from pearl.live.measured import MemoryMoved
+from pearl.live.run_directory import RunDirectory
+from pearl.observe.elastic import ElasticCounts
+from tests.live.idle_actors import (
+    DyingJoiner,
+    ElasticEngine,
+    ElasticTrainer,
+    FailingJoiner,
+    Insomniac,
+    NoEnvironment,
+)
+
+Entry = ev.Event | ev.Instruction
+SHAPE = {
+    "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2, "vocab_size": 300,
+}  # fmt: skip
+"""Of the model that the prior is about."""
+MANY = 100_000
+"""Steps: the test ends the run."""
+
+
+@dataclass
+class Story:
+    """Observer: all entries with their times. `plot` sees each and acts; when it returns True the run is ended."""
+
+    plot: Callable[[Driver, Entry], bool | None]
+    driver: Driver | None = None
+    entries: list[tuple[float, Any]] = field(default_factory=list)
+    over: bool = False
+
+    def saw(self, now: float, entry: Entry) -> None:
+        self.entries.append((now, entry))
+        assert self.driver is not None
+        if not self.over and self.plot(self.driver, entry):
+            self.over = True
+            self.driver.post(ev.StopRequested("the test has seen enough"))
+
+    def stepped(self, *_: Any) -> None: ...
+    def ended(self, *_: Any) -> None: ...
+    def notice(self, text: str) -> None:
+        assert "failed and is switched off" not in text, text
+
+    def all(self, kind: type) -> list[Any]:
+        return [entry for _, entry in self.entries if isinstance(entry, kind)]
+
+    def index(self, condition: Callable[[Any], bool]) -> int:
+        return next(i for i, (_, entry) in enumerate(self.entries) if condition(entry))
+
+    def operations(self, kind: str) -> list[tuple[str, tuple[str, ...], str]]:
+        return [(o.phase, o.workers, o.reason) for o in self.all(ev.RecordOperation) if o.kind == kind]
+
+
+async def play(
+    folder: Path,
+    plot: Callable[[Driver, Entry], bool | None],
+    engine: type = ElasticEngine,
+    **elastic: Any,
+) -> tuple[Story, ElasticCounts]:
+    tree = {
+        "run_dir": str(folder / "run"),
+        "pipeline": {"steps": MANY, "groups_per_batch": 2, "group_size": 4, "max_trajectory_tokens": 1000},
+        "cluster": {"rollout_workers": 1, "notices": {"sigterm_grace_s": 20}},
+        "environment": {"max_turns": 10},
+        "engine": {"device": "cpu"},
+        "checkpoint": {"keep_weights": False},
+        "elastic": {"join_window_s": 20.0, **elastic},
+    }
+    config = make_config(tree, "test")
+    (folder / "config.json").write_text(json.dumps(SHAPE))
+    directory, story, counts = RunDirectory.create(config), Story(plot), ElasticCounts(config.elastic.return_deadline_s)
+    classes = ActorClasses(engine, NoEnvironment, ElasticTrainer)
+    driver = Driver(config, folder, 8, bind(config, 0), directory, [counts, story], classes=classes, validate=True)
+    story.driver = driver
+    try:
+        end = await driver.run()
+    finally:
+        await driver.close(finish_writing=False)
+        directory.close()
+    assert story.over, end.reason
+    assert not driver.cluster.workers, "workers are left"
+    return story, counts
+
+
+def serves(entry: Entry, slot: str) -> bool:
+    return isinstance(entry, ev.Generate) and entry.worker == slot
+
+
+@pytest.fixture
+def asks_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots, "ASK_AGAIN_S", 0.2)
+
+
+# --- slots that come and go -----------------------------------------------------------------------------------------
+
+
+async def test_slots_that_join_are_admitted_together_and_serve(tmp_path: Path) -> None:
+    seen: set[str] = set()
+
+    def plot(driver: Driver, entry: Entry) -> bool:
+        if isinstance(entry, ev.Generate):
+            seen.add(entry.worker)
+        return len(seen) == 3
+
+    story, counts = await play(tmp_path, plot, policy="elastic", preemptible_slots=2)
+    both = {"preemptible-0", "preemptible-1"}
+    admitted = [workers for phase, workers, _ in story.operations("expand") if phase == "admitted"]
+    assert [set(workers) for workers in admitted] == [both]
+    first = story.index(lambda e: isinstance(e, ev.Generate) and e.worker in both)
+    assert first > story.index(lambda e: isinstance(e, ev.RecordOperation) and e.phase == "admitted")
+    assert counts.summary()["joins"] == 2 and counts.summary()["prep_s"] is not None
+
+
+async def test_a_slot_with_notice_is_drained_and_given_back_within_it(tmp_path: Path) -> None:
+    told = False
+
+    def plot(driver: Driver, entry: Entry) -> bool:
+        nonlocal told
+        if serves(entry, "preemptible-0") and not told:
+            told = True
+            driver.cluster.terminate("preemptible-0")
+        return isinstance(entry, ev.SlotLost)
+
+    story, counts = await play(tmp_path, plot, policy="elastic", preemptible_slots=1)
+    (notice,) = story.all(ev.SlotNotice)
+    (lost,) = story.all(ev.SlotLost)
+    assert (lost.worker, lost.reason) == ("preemptible-0", "given back")
+    phases = [phase for phase, _, _ in story.operations("shrink")]
+    assert phases == ["began", "done"]
+    at = {type(entry): now for now, entry in story.entries if isinstance(entry, ev.SlotNotice | ev.SlotLost)}
+    assert at[ev.SlotLost] - at[ev.SlotNotice] < notice.seconds_left
+    after = story.index(lambda e: isinstance(e, ev.SlotNotice))
+    assert not any(serves(entry, "preemptible-0") for _, entry in story.entries[after:])
+    assert (counts.counts["leaves"], counts.counts["kills"]) == (1, 0)
+
+
+@pytest.mark.usefixtures("asks_again_soon")
+async def test_a_killed_slot_costs_no_sample_and_comes_back_in_another_life(tmp_path: Path) -> None:
+    killed = False
+
+    def plot(driver: Driver, entry: Entry) -> bool:
+        nonlocal killed
+        if serves(entry, "preemptible-0") and not killed:
+            killed = True
+            os.killpg(driver.cluster.workers["preemptible-0"].process.pid, signal.SIGKILL)
+        lives = {worker.life for worker in driver.pipeline.fleet.workers.values() if worker.name == "preemptible-0"}
+        return serves(entry, "preemptible-0") and lives == {2}
+
+    story, counts = await play(tmp_path, plot, policy="elastic", preemptible_slots=1)
+    assert [joined.life for joined in story.all(ev.SlotJoined)] == [1, 2]
+    assert not story.all(ev.WorkerLost), "the loss of the slot says it all"
+    lost = {e.trajectory for e in story.all(ev.TurnGenerated) if e.finish == "lost"}
+    assert lost, "a request was on its way"
+    gone = story.index(lambda e: isinstance(e, ev.SlotLost))
+    again = {e.trajectory for _, e in story.entries[gone:] if isinstance(e, ev.Generate)}
+    assert lost <= again
+    assert not [e for e in story.all(ev.EndSample) if e.outcome != ev.Outcome.TRAINED]
+    assert counts.counts["kills"] == 1
+
+
+async def test_an_engine_that_died_starts_again_in_the_process_of_its_slot(tmp_path: Path) -> None:
+    def plot(driver: Driver, entry: Entry) -> bool:
+        return serves(entry, "preemptible-0") and entry.incarnation == 2
+
+    story, _ = await play(tmp_path, plot, DyingJoiner, policy="elastic", preemptible_slots=1)
+    (lost,) = story.all(ev.WorkerLost)
+    assert (lost.worker, lost.reason) == ("preemptible-0", "the engine died")
+    assert not story.all(ev.SlotLost) and len(story.all(ev.SlotJoined)) == 1
+
+
+async def test_a_joiner_that_fails_cancels_the_expansion_and_the_others_form_another_one(tmp_path: Path) -> None:
+    seen: set[str] = set()
+
+    def plot(driver: Driver, entry: Entry) -> bool:
+        if isinstance(entry, ev.Generate):
+            seen.add(entry.worker)
+        return len(seen) == 3
+
+    story, counts = await play(tmp_path, plot, FailingJoiner, policy="elastic", preemptible_slots=2)
+    expand = story.operations("expand")
+    (reason,) = [reason for phase, _, reason in expand if phase == "cancelled"]
+    assert "preemptible-1" in reason and "its memory is full" in reason
+    assert ("began", ("preemptible-0",), "regrouped") in expand
+    assert next(workers for phase, workers, _ in expand if phase == "admitted") == ("preemptible-0",)
+    assert counts.counts["expansions_cancelled"] == 1
+
+
+async def test_a_trace_brings_warns_and_takes_slots(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    trace.write_text('{"events": [[0, 1], [60, 0]]}')
+
+    def plot(driver: Driver, entry: Entry) -> bool:
+        return isinstance(entry, ev.SlotLost)
+
+    began = time.monotonic()
+    availability = {"file": str(trace), "scale": 0.1, "notice_s": 30}
+    story, counts = await play(tmp_path, plot, policy="elastic", preemptible_slots=2, availability=availability)
+    assert story.index(lambda e: isinstance(e, ev.TrainerReady)) < story.index(lambda e: isinstance(e, ev.SlotJoined))
+    (notice,) = story.all(ev.SlotNotice)
+    assert notice.seconds_left == pytest.approx(3.0)
+    assert time.monotonic() - began > 3.0
+    assert counts.counts["joins"] == 1 == counts.counts["leaves"] + counts.counts["kills"]
+
+
+# --- GPUs that are lent ---------------------------------------------------------------------------------------------
+
+
+async def test_training_gpus_are_lent_and_returned_again_and_again_while_training_goes_on(tmp_path: Path) -> None:
+    def plot(driver: Driver, entry: Entry) -> bool:
+        return isinstance(entry, ev.BatchTrained) and entry.step == 6
+
+    story, counts = await play(tmp_path, plot, policy="elastic-borrow", overlap_slots=1)
+    assert counts.counts["borrows"] >= 3 and counts.counts["returns"] >= 3
+    assert counts.counts["return_deadline_misses"] == 0
+    assert [i.incarnation for i in story.all(ev.ResumeEngine)] == [1] * len(story.all(ev.ResumeEngine)), "one process"
+    assert not [i for i in story.all(ev.StartEngine) if i.worker == "overlap-0"], "it was started before the trainer"
+    assert any(serves(entry, "overlap-0") for _, entry in story.entries)
+    moved = [(m.what, m.who) for m in story.all(MemoryMoved)]
+    assert moved[0] == ("release", "overlap-0") and ("offload", "trainer-0") in moved
+
+
+async def test_an_engine_that_does_not_let_go_is_killed_at_the_deadline_and_lent_to_again(tmp_path: Path) -> None:
+    def plot(driver: Driver, entry: Entry) -> bool:
+        return serves(entry, "overlap-0") and entry.incarnation == 2
+
+    story, counts = await play(
+        tmp_path, plot, Insomniac, policy="elastic-borrow", overlap_slots=1, return_deadline_s=1.0,
+        preparation_prior_s=0.5,
+    )  # fmt: skip
+    assert "forced" in [phase for phase, _, _ in story.operations("return")]
+    (lost,) = story.all(ev.WorkerLost)
+    assert lost.worker == "overlap-0" and "the deadline has passed" in lost.reason
+    assert counts.counts["return_deadline_misses"] == 0, "killed in time"
