@@ -114,10 +114,10 @@ class RolloutWorker:
     async def generate(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Fields of `request`: those of GenerateRequest. Result: token_ids, logprobs (see `generation` for their
         temperature), versions ([version, count] runs), finish (a FinishReason), reason, first_token_s (None without a
-        token), first_tokens, seconds, cached_tokens, and, negative where not measured, queue_s, prefill_s,
-        decode_batch, decode_kv_tokens and stall_s. A bad request is finish = failed; nothing raises but a dead or
-        missing engine that was dead before the call. Lost with `peer_lost`: the prefill half of its pair did not hand
-        its KV on; no token came of it, and this engine is well."""
+        token), first_tokens, seconds, cached_tokens, and, negative where not measured, queue_s, prefill_s (with
+        prefill_share), decode_batch, decode_kv_tokens and stall_s. A bad request is finish = failed; nothing raises but
+        a dead or missing engine that was dead before the call. Lost with `peer_lost`: the prefill half of its pair did
+        not hand its KV on; no token came of it, and this engine is well."""
         result = await self._serve(request, decodes=True)
         self._generated += len(result.token_ids)
         return result.to_wire()

@@ -195,6 +195,7 @@ class Generation:
             "cached_tokens": self.cached_tokens,
             "queue_s": self.queue_s,
             "prefill_s": self.decoded.prefill_s,
+            "prefill_share": self.decoded.prefill_share,
             "decode_batch": self.decoded.batch,
             "decode_kv_tokens": self.decoded.kv_tokens,
             "stall_s": self.decoded.stall_s,

@@ -24,6 +24,7 @@ class Decoded:
     """Of that time, how long others' prompts were computed."""
     prefill_s: float = -1.0
     """Its share, by tokens, of the iteration that computed its prompt."""
+    prefill_share: float = 1.0
 
 
 @dataclass(slots=True)
@@ -85,14 +86,15 @@ class DecodeMeter:
         if stay is None:
             return Decoded()
         self._contexts -= stay.context
-        prefill_s = -1.0
+        prefill_s, share = -1.0, 1.0
         if stay.prompt is not None and stay.new_tokens > 0:
-            prefill_s = stay.prompt.seconds * stay.new_tokens / stay.prompt.tokens
+            share = stay.new_tokens / stay.prompt.tokens
+            prefill_s = stay.prompt.seconds * share
         seconds = now - stay.since_s
         if seconds <= 0:
-            return Decoded(prefill_s=prefill_s)
+            return Decoded(prefill_s=prefill_s, prefill_share=share)
         means = ((self._batch_s - stay.batch_before) / seconds, (self._kv_s - stay.kv_before) / seconds)
-        return Decoded(*means, min(seconds, self._prefill_s - stay.stall_before), prefill_s)
+        return Decoded(*means, min(seconds, self._prefill_s - stay.stall_before), prefill_s, share)
 
     def _advance(self) -> float:
         now = self._clock()

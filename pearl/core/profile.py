@@ -223,7 +223,9 @@ class RuntimeTracker:
     def _measure(self, t: TurnTelemetry, tokens: int) -> None:
         new = t.prompt_tokens - t.cached_tokens
         if t.prefill_s >= 0 and t.cached_tokens >= 0 and new > 0:
-            self.prefill.add((new, t.cached_tokens), (1.0, new, new * (new / 2 + t.cached_tokens)), t.prefill_s)
+            self.prefill.add(
+                (new, t.cached_tokens), (t.prefill_share, new, new * (new / 2 + t.cached_tokens)), t.prefill_s
+            )
         if t.decode_s >= 0 and t.decode_batch > 0 and t.decode_kv_tokens >= 0 and tokens > 1:
             regressors = [1.0, t.decode_batch, t.decode_kv_tokens]
             if share := self.prior.engine.expert_share:

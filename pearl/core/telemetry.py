@@ -16,6 +16,9 @@ class TurnTelemetry:
     queue_s: float = -1.0
     prefill_s: float = -1.0
     """Compute of the `prompt_tokens - cached_tokens`, without waiting."""
+    prefill_share: float = 1.0
+    """How much of the fixed cost of prefill iterations is in that: less than 1 where prompts shared one, more where the
+    prompt took several."""
     decode_s: float = -1.0
     """From the first to the last generated token."""
     stall_s: float = 0.0

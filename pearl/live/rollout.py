@@ -46,6 +46,7 @@ def turn_telemetry(prompt_tokens: int, reply: dict[str, Any]) -> TurnTelemetry |
         reply["cached_tokens"],
         queue_s=reply["queue_s"],
         prefill_s=reply["prefill_s"],
+        prefill_share=reply["prefill_share"],
         decode_s=decode_s,
         stall_s=stall_s,
         decode_batch=reply["decode_batch"],

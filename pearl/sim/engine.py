@@ -213,6 +213,7 @@ class Engine:
         seconds = p.prefill_fixed_s
         for request, compute in parts:
             request.prefill_s += compute + share
+            request.prefill_share += 1 / len(parts)
             seconds += compute
         if self.role is Role.COLOCATED:
             seconds += p.turn_overhead_s
@@ -392,6 +393,7 @@ class Engine:
             cached_tokens=request.cached,
             queue_s=request.started_s - request.asked_s if request.started_s >= 0 else -1.0,
             prefill_s=request.prefill_s,
+            prefill_share=request.prefill_share,
             decode_s=self.clock.now - request.first_s if request.first_s >= 0 else -1.0,
             stall_s=self.prefill_s - request.stall_before if steps else 0.0,
             decode_batch=(self.batch_sum - request.batch_before) / steps if steps else -1.0,

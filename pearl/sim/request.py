@@ -15,8 +15,8 @@ class Request:
 
     __slots__ = (
         "asked_s", "batch_before", "cached", "context", "finish", "first_s", "first_step", "kv_before", "left", "made",
-        "over", "prefill", "prefill_s", "shared", "stall_before", "started_s", "trajectory", "transfer_bytes",
-        "transfer_s", "version", "wanted", "worker",
+        "over", "prefill", "prefill_s", "prefill_share", "shared", "stall_before", "started_s", "trajectory",
+        "transfer_bytes", "transfer_s", "version", "wanted", "worker",
     )  # fmt: skip
 
     def __init__(
@@ -39,7 +39,7 @@ class Request:
         self.made = 0
         """Tokens of it that are part of `context` since it was retracted."""
         self.cached = 0
-        self.prefill_s = 0.0
+        self.prefill_s = self.prefill_share = 0.0
         self.transfer_bytes = 0
         self.transfer_s = -1.0
         self.first_step = -1

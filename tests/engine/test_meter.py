@@ -43,6 +43,7 @@ def test_prompts_of_one_iteration_hold_decoding_up_once_and_share_its_time() -> 
     a, b, c, d = (meter.left(name) for name in "abcd")
     assert a.stall_s == pytest.approx(2.0)
     assert (a.prefill_s, b.prefill_s, c.prefill_s, d.prefill_s) == pytest.approx((1.0, 0.5, 1.0, 1.0))
+    assert (a.prefill_share, b.prefill_share, c.prefill_share) == pytest.approx((1.0, 1 / 3, 2 / 3))
 
 
 def test_a_request_that_never_decoded_has_no_means() -> None:
@@ -60,6 +61,7 @@ REPLY = {
     "cached_tokens": 40,
     "queue_s": 0.1,
     "prefill_s": 0.8,
+    "prefill_share": 1.0,
     "decode_batch": 2.0,
     "decode_kv_tokens": 300.0,
     "stall_s": 0.5,
