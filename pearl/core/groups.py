@@ -43,6 +43,8 @@ class Attempt:
     cached_tokens: int = 0
     """Of this trajectory, in the cache of `prefix`."""
     losses: int = 0
+    cut: bool = False
+    """The last response did not end by itself."""
     resume_at: Phase | None = None
     """Of a trajectory from an interrupted run: where it goes on once its environment is rebuilt."""
 

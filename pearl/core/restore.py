@@ -118,9 +118,15 @@ class Replay:
         for version, _ in r["versions"]:
             step = self.step_of[version]
             attempt.oldest_step = step if attempt.oldest_step is None else min(step, attempt.oldest_step)
-        if FinishReason(r["finish"]) not in INTERRUPTED or r["full"]:
+        finish = FinishReason(r["finish"])
+        over = finish not in INTERRUPTED or r["full"]
+        if finish is FinishReason.FAILED or (over and not attempt.turn_tokens):
+            del self.attempts[attempt.id]  # the driver died before it discarded the attempt
+            self._member(attempt.id).own_failures += 1
+        elif over:
             attempt.turns += 1
             attempt.resume_at = Phase.STEPPING
+            attempt.cut = finish is not FinishReason.STOP
 
     def _observation(self, r: Mapping[str, Any]) -> None:
         if attempt := self.attempts.get(TrajectoryId(*r["trajectory"])):

@@ -85,8 +85,7 @@ class Rollout:
     def reopened(self, event: ev.EnvironmentReopened) -> None:
         if attempt := self._attempt(event.trajectory, Phase.OPENING):
             if attempt.resume_at is Phase.STEPPING:
-                attempt.phase = Phase.STEPPING
-                self.emit(ev.StepEnvironment(attempt.id, attempt.environment_worker))
+                self._responded(attempt)
             elif self.room(attempt) > 0:
                 self._enqueue(attempt)
             else:
@@ -166,12 +165,16 @@ class Rollout:
             self.discard(attempt, "an empty response", infrastructure=False)
         else:
             attempt.turns += 1
-            cut = event.finish is not FinishReason.STOP and attempt.tokens >= self.settings.max_trajectory_tokens
-            if cut:
-                self._score(attempt, StopReason.TOKEN_LIMIT)
-            else:
-                attempt.phase = Phase.STEPPING
-                self.emit(ev.StepEnvironment(attempt.id, attempt.environment_worker))
+            attempt.cut = event.finish is not FinishReason.STOP
+            self._responded(attempt)
+
+    def _responded(self, attempt: Attempt) -> None:
+        """A turn's response is whole; one that the trajectory's limit cut off is not for the environment."""
+        if attempt.cut and attempt.tokens >= self.settings.max_trajectory_tokens:
+            self._score(attempt, StopReason.TOKEN_LIMIT)
+        else:
+            attempt.phase = Phase.STEPPING
+            self.emit(ev.StepEnvironment(attempt.id, attempt.environment_worker))
 
     def stepped(self, event: ev.EnvironmentStepped) -> None:
         if attempt := self._attempt(event.trajectory, Phase.STEPPING):

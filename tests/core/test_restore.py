@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from pearl.core import events as ev
 from pearl.core.events import Outcome
 from pearl.core.pipeline import Pipeline
 from pearl.core.restore import Replay
@@ -120,6 +121,44 @@ def test_a_score_that_crosses_the_loss_of_its_environment_counts_for_nothing(dis
     pipeline = machine({"groups_per_batch": 1})
     Replay().read(records).apply(pipeline, 0)
     assert pipeline.groups[0].members[0].finished == second and list(pipeline.ready) == [0]
+
+
+def restored(*turns: tuple[int, FinishReason], **changes: Any) -> Pipeline:
+    """A run that died with one trajectory, a prompt of 10 tokens and these turns of it."""
+    id = TrajectoryId(0, 0, 0)
+    records: list[dict[str, Any]] = [
+        {"kind": "published", "version": 0, "step": 0},
+        {"kind": "draw", "group": 0, "task": 3, "cursor": 1, "members": 2},
+        {"kind": "open", "trajectory": id},
+        {"kind": "prompt", "trajectory": id, "token_ids": [0] * 10},
+    ]
+    for tokens, finish in turns:
+        turn = {"token_ids": [1] * tokens, "versions": [[0, tokens]] if tokens else [], "finish": finish, "full": False}
+        records.append({"kind": "turn", "trajectory": id, **turn})
+    pipeline = machine(changes)
+    Replay().read(records).apply(pipeline, 0)
+    return pipeline
+
+
+@pytest.mark.parametrize("turns", [[(0, FinishReason.STOP)], [(4, FinishReason.ABORT), (0, FinishReason.FAILED)]])
+def test_a_turn_that_was_about_to_be_discarded_is_not_stepped(turns: list) -> None:
+    """Else an empty or a failed response would become a sample."""
+    pipeline = restored(*turns)
+    assert not pipeline.suspended and pipeline.waiting[0].sample == (0, 0)
+    assert pipeline.waiting[0].own_failures == pipeline.waiting[0].attempts == 1
+
+
+@pytest.mark.parametrize(
+    ("finish", "next_step"), [(FinishReason.LENGTH, ev.ScoreTrajectory), (FinishReason.STOP, ev.StepEnvironment)]
+)
+def test_a_response_that_the_limit_cut_off_is_scored_as_without_the_interruption(
+    finish: FinishReason, next_step: type
+) -> None:
+    pipeline = restored((20, finish), max_trajectory_tokens=30)
+    pipeline.handle(ev.RunStarted(("w0",), ("e0",)), 0.0)
+    pipeline.handle(ev.EnvironmentWorkerReady("e0", 1, 4), 0.0)
+    out = pipeline.handle(ev.EnvironmentReopened(TrajectoryId(0, 0, 0)), 0.0)
+    assert [type(i) for i in out if isinstance(i, ev.ScoreTrajectory | ev.StepEnvironment)] == [next_step]
 
 
 def test_a_rollback_gives_trained_samples_back() -> None:
