@@ -182,6 +182,10 @@ class Fleet:
             self.emit(ev.RetireSnapshots(self._retired))  # nobody can still be reading an older one
 
     def switched(self, event: ev.RoleSwitched, now: float) -> None:
+        """A word about the role that it has already is a repeated one, not the answer to the next switch."""
+        known = self.workers.current(event.worker, event.incarnation)
+        if known is None or known.role is event.role:
+            return
         if worker := self._answered(event.worker, event.incarnation, Awaited.SWITCH):
             worker.role = event.role
             worker.flushed()
