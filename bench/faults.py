@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import signal
 import sys
 import time
 from collections import Counter
@@ -48,7 +49,9 @@ def search(first: int, last: int, jobs: int, stop: bool) -> dict[str, Any]:
     broken: list[tuple[int, str, str]] = []
     struck: Counter[str] = Counter()
     entries: Counter[str] = Counter()
-    with ProcessPoolExecutor(jobs) as pool:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that its processes end with it
+    pool = ProcessPoolExecutor(jobs)
+    try:
         results = map(chunk, starts, ends) if jobs == 1 else pool.map(chunk, starts, ends)
         for count, some, faults, kinds in results:
             schedules += count
@@ -56,8 +59,9 @@ def search(first: int, last: int, jobs: int, stop: bool) -> dict[str, Any]:
             struck += faults
             entries += kinds
             if stop and broken:
-                pool.shutdown(cancel_futures=True)
                 break
+    finally:
+        pool.shutdown(cancel_futures=True)
     return {
         "command": f"python -m bench.faults --seeds {first}:{last} --jobs {jobs}",
         "machine": f"{platform.machine()}, {jobs} cores, Python {platform.python_version()}",

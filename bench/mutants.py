@@ -10,16 +10,16 @@ Left out, by rule:
 * policies (which layout, which worker, whether it pays): a worse choice is slower, not wrong. Machines are mutated.
 * what is only said or measured: strings, reasons, log records, averages, `__repr__`s, properties for lookers-on.
 * assertions: they check, they do not act.
-* what the schedules never execute, as seen by a line trace of the first ones (unreachable).
-* what changes no instruction of any of the first schedules: the machine's whole output is the same (equivalent there).
+* what could not run at all: a name that is left without a value.
+* what changes no instruction of any of the first schedules: it is not reached, or the machine's output is the same.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import hashlib
 import json
+import random
 import shutil
 import subprocess
 import sys
@@ -27,6 +27,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,10 @@ MACHINES = (
     "pipeline", "scheduler", "training", "rollout", "samples", "fleet", "state", "elastic", "rebuilder", "toggle",
     "gpus", "environments", "lineage", "staleness", "restore",
 )  # fmt: skip
-TRACED = 60
-"""Schedules whose lines and instructions say what is reachable and what is equivalent."""
+COMPARED = 60
+"""Schedules in which a mutant that is counted must change an instruction or break something."""
+LIMIT_S = 600.0
+"""A mutant that takes longer loops for ever inside of one event."""
 SAID = frozenset({
     "record", "_record", "RecordOperation", "RecordDecision", "RecordGate", "add", "append_story", "QuarantineTask",
 })  # fmt: skip
@@ -66,17 +69,24 @@ class Mutant:
 # --- what can be changed ----------------------------------------------------------------------------
 
 
-def mutants_of(module: str) -> Iterator[Mutant]:
-    text = (ROOT / "pearl/core" / f"{module}.py").read_text()
-    count = sum(1 for _ in _places(ast.parse(text)))
-    for number in range(count):
-        tree = ast.parse(text)
-        node, kind, change = list(_places(tree))[number]
-        before = _line(text, node.lineno)
-        change()
-        ast.fix_missing_locations(tree)
-        after = "pass" if kind == "dropped statement" else ast.unparse(node).splitlines()[0]
-        yield Mutant(module, node.lineno, kind, before, after, ast.unparse(tree))
+def places_of(module: str) -> list[tuple[str, int]]:
+    """One entry per possible change."""
+    tree = ast.parse(source_of(module))
+    return [(module, number) for number, _ in enumerate(_places(tree))]
+
+
+def mutant_of(module: str, number: int) -> Mutant:
+    text = source_of(module)
+    tree = ast.parse(text)
+    node, kind, change = next(islice(_places(tree), number, None))
+    change()
+    ast.fix_missing_locations(tree)
+    after = "pass" if kind == "dropped statement" else ast.unparse(node).splitlines()[0]
+    return Mutant(module, node.lineno, kind, _line(text, node.lineno), after, ast.unparse(tree))
+
+
+def source_of(module: str) -> str:
+    return (ROOT / "pearl/core" / f"{module}.py").read_text()
 
 
 def _line(text: str, number: int) -> str:
@@ -93,7 +103,7 @@ def _places(tree: ast.Module) -> Iterator[tuple[Any, str, Any]]:
                 continue
             if isinstance(statement, ast.If | ast.While):
                 yield from _of_test(statement)
-            if isinstance(statement, ast.Expr | ast.Assign | ast.AugAssign | ast.Delete) and not _text(statement):
+            if isinstance(statement, ast.Expr | ast.Assign | ast.AugAssign | ast.Delete) and not _needed(statement):
                 yield statement, "dropped statement", lambda b=block, i=i: b.__setitem__(i, ast.Pass())
             if isinstance(statement, ast.Assign | ast.AugAssign | ast.Return):
                 yield from _of_value(statement)
@@ -115,6 +125,8 @@ def _of_test(statement: ast.If | ast.While) -> Iterator[tuple[Any, str, Any]]:
         return lambda: setattr(statement, "test", test)
 
     test = statement.test
+    if any(isinstance(node, ast.NamedExpr) for node in ast.walk(test)):
+        return
     if isinstance(statement, ast.If):
         yield statement, "removed guard", put(ast.Constant(True))
         yield statement, "never taken", put(ast.Constant(False))
@@ -153,6 +165,13 @@ def _called(call: ast.Call) -> str:
     return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 
+def _needed(statement: ast.stmt) -> bool:
+    """Without it a name has no value, or it is a text."""
+    names = isinstance(statement, ast.Assign) and not any(isinstance(t, ast.Attribute) for t in statement.targets)
+    subscripts = isinstance(statement, ast.Assign) and any(isinstance(t, ast.Subscript) for t in statement.targets)
+    return _text(statement) or (names and not subscripts)
+
+
 def _text(statement: ast.stmt) -> bool:
     """A docstring, or the making of a text."""
     value = getattr(statement, "value", None)
@@ -161,27 +180,26 @@ def _text(statement: ast.stmt) -> bool:
 
 # --- what the search says of it ---------------------------------------------------------------------
 
-TRACE = """
-import sys, json, hashlib
+PLAY = """
+import hashlib, json, sys
 from pearl.core import events as ev
 from pearl.sim.faults import play_seed
-lines = set()
-def inside(frame, event, arg):
-    lines.add((frame.f_code.co_filename.rpartition('/')[2], frame.f_lineno))
-    return inside
-def outer(frame, event, arg):
-    return inside(frame, event, arg) if '/pearl/core/' in frame.f_code.co_filename else None
-if sys.argv[2] == 'lines':
-    sys.settrace(outer)
+
+schedules, compared, original = int(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
 seen = []
-for seed in range(int(sys.argv[1])):
+for seed in range(schedules):
     world, broken = play_seed(seed)
-    out = [e for _, e in world.log if isinstance(e, ev.Instruction) and not type(e).__name__.startswith('Record')]
-    seen.append(hashlib.sha256(repr((out, broken and broken.what)).encode()).hexdigest())
-    if len(sys.argv) > 3 and json.loads(sys.argv[3])[seed] != seen[-1]:
+    if broken is not None:
+        print(json.dumps({"seed": seed, "what": broken.what}))
         break
-sys.settrace(None)
-print(json.dumps({'lines': sorted(lines), 'seen': seen}))
+    if seed < compared:
+        out = [e for _, e in world.log if isinstance(e, ev.Instruction) and not type(e).__name__.startswith("Record")]
+        seen.append(hashlib.sha256(repr(out).encode()).hexdigest())
+    if seed + 1 == compared and seen == original:
+        print(json.dumps({"same": True}))
+        break
+else:
+    print(json.dumps({"seen": seen}))
 """
 
 
@@ -190,47 +208,31 @@ class Copy:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        ignore = shutil.ignore_patterns("__pycache__", "results")
-        for package in ("pearl", "bench"):
-            shutil.copytree(ROOT / package, folder / package, ignore=ignore)
+        shutil.copytree(ROOT / "pearl", folder / "pearl", ignore=shutil.ignore_patterns("__pycache__"))
 
-    def trace(self, what: str, against: list[str] | None = None, timeout_s: float = 300.0) -> Any:
-        extra = [json.dumps(against)] if against else []
-        return json.loads(self._python(["-c", TRACE, str(TRACED), what, *extra], timeout_s))
-
-    def put(self, module: str, source: str) -> None:
-        (self.folder / "pearl/core" / f"{module}.py").write_text(source)
-
-    def search(self, schedules: int, timeout_s: float) -> Any:
-        return json.loads(
-            self._python(["-m", "bench.faults", "--seeds", f"0:{schedules}", "--stop", "--json"], timeout_s)
-        )
-
-    def _python(self, arguments: list[str], timeout_s: float) -> str:
-        command = [sys.executable, "-B", *arguments]
-        done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=timeout_s)
+    def play(self, schedules: int, original: list[str]) -> dict[str, Any]:
+        """Up to the first broken schedule; `original` has what the first ones give without a change."""
+        command = [sys.executable, "-B", "-c", PLAY, str(schedules), str(COMPARED), json.dumps(original)]
+        done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=LIMIT_S)
         if not done.stdout:
-            raise RuntimeError(done.stderr)
-        return done.stdout.splitlines()[-1]
+            return {"seed": None, "what": done.stderr.strip().splitlines()[-1]}
+        return json.loads(done.stdout)
 
-
-def judge(mutant: Mutant, copy: Copy, original: str, seen: list[str], schedules: int) -> dict[str, Any] | None:
-    """What the search says; None if the mutant is equivalent on the first schedules."""
-    row: dict[str, Any] = {"mutant": str(mutant), "caught": True, "seed": None, "what": ""}
-    copy.put(mutant.module, mutant.source)
-    try:
-        if copy.trace("instructions", seen, 60.0)["seen"] == seen:
+    def judge(self, mutant: Mutant, schedules: int, original: list[str]) -> dict[str, Any] | None:
+        """What the search says of the mutant; None if nothing changes in the first schedules."""
+        module = self.folder / "pearl/core" / f"{mutant.module}.py"
+        text = module.read_text()
+        module.write_text(mutant.source)
+        try:
+            found = self.play(schedules, original)
+        except subprocess.TimeoutExpired:
+            found = {"seed": None, "what": "the machine does not return from an event"}
+        finally:
+            module.write_text(text)
+        if "same" in found:
             return None
-        result = copy.search(schedules, timeout_s=240.0)
-        row |= {"caught": result["broken"] > 0, "seed": result["first_broken_seed"]}
-        row["what"] = result["broken_seeds"][0]["what"] if result["broken"] else "not caught"
-    except subprocess.TimeoutExpired:
-        row["what"] = "the machine does not return from an event"
-    except RuntimeError as error:
-        row["what"] = str(error).strip().splitlines()[-1]
-    finally:
-        copy.put(mutant.module, original)
-    return row
+        caught = "what" in found
+        return {"mutant": str(mutant), "caught": caught, "seed": found.get("seed"), "what": found.get("what", "")}
 
 
 def main() -> None:
@@ -242,22 +244,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     began = time.monotonic()
-    possible = [mutant for module in MACHINES for mutant in mutants_of(module)]
+    possible = [place for module in MACHINES for place in places_of(module)]
+    order = random.Random(f"mutants {args.seed}").sample(possible, len(possible))
     rows: list[dict[str, Any]] = []
-    unreachable = equivalent = 0
+    equivalent = 0
     with tempfile.TemporaryDirectory() as folder:
         copy = Copy(Path(folder))
-        seen = copy.trace("instructions")["seen"]
-        lines = {tuple(line) for line in copy.trace("lines")["lines"]}
-        order = sorted(possible, key=lambda m: hashlib.sha256(f"{args.seed} {m}".encode()).digest())
-        for mutant in order:
+        original = copy.play(COMPARED + 1, [])["seen"]
+        for place in order:
             if len(rows) == args.count:
                 break
-            if (f"{mutant.module}.py", mutant.line) not in lines:
-                unreachable += 1
-                continue
-            original = (ROOT / "pearl/core" / f"{mutant.module}.py").read_text()
-            row = judge(mutant, copy, original, seen, args.schedules)
+            row = copy.judge(mutant_of(*place), args.schedules, original)
             if row is None:
                 equivalent += 1
                 continue
@@ -268,7 +265,7 @@ def main() -> None:
     result = {
         "command": f"python -m bench.mutants --seed {args.seed} --count {args.count} --schedules {args.schedules}",
         "possible": len(possible), "mutants": len(rows), "caught": sum(row["caught"] for row in rows),
-        "left_out": {"unreachable": unreachable, "equivalent": equivalent},
+        "nothing_changes": equivalent,
         "seconds": round(time.monotonic() - began, 1), "rows": rows,
     }  # fmt: skip
     if args.out:
@@ -276,9 +273,7 @@ def main() -> None:
     if args.json:
         print(json.dumps(result))
     else:
-        print(
-            f"{result['caught']} of {result['mutants']} caught; of {len(possible)}, {result['left_out']} were left out"
-        )
+        print(f"{result['caught']} of {len(rows)} caught; {equivalent} changed nothing and were left out")
 
 
 if __name__ == "__main__":

@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 
 from pearl.core import events as ev
+from pearl.core.fleet import Fleet
+from pearl.core.layout import Role
 from pearl.core.rollout import Rollout
+from pearl.core.routing import Router
 from pearl.core.settings import ElasticSettings
+from pearl.core.state import Awaited
 from pearl.sim.faults import play, play_seed, report, shrink
 from pearl.sim.search.case import Case, Fault, Kind, draw, small_run
 
@@ -53,6 +57,25 @@ def test_a_repeated_word_of_an_environment_worker_changes_nothing() -> None:
     repeated = Fault(Kind.REPEATED, "EnvironmentWorkerReady", 1)
     world, broken = play(case(repeated))
     assert broken is None and world.struck == [repeated]
+
+
+def test_a_repeated_change_of_role_answers_no_later_one() -> None:
+    """Found by the search: it was taken for the answer to the next SwitchRole, with the engine still at it."""
+    table = Fleet(lambda i: None, Router(4), abort_on_update=True, restarts=1)
+    table.start_all(("w0",))
+    table.settle(0.0)
+    table.loaded(ev.EngineLoaded("w0", 1), 0.0)
+    worker = table.workers["w0"]
+    table.assign(worker, Role.PREFILL)
+    table.settle(0.0)
+    table.assign(worker, Role.DECODE)
+    table.switched(ev.RoleSwitched("w0", 1, Role.PREFILL), 0.0)
+    table.settle(0.0)
+    assert worker.awaits is Awaited.SWITCH and worker.role is Role.PREFILL
+    table.switched(ev.RoleSwitched("w0", 1, Role.PREFILL), 0.0)
+    assert worker.awaits is Awaited.SWITCH
+    table.switched(ev.RoleSwitched("w0", 1, Role.DECODE), 0.0)
+    assert worker.awaits is None and worker.role is Role.DECODE
 
 
 def test_a_fault_of_the_machine_is_found_shrunk_and_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,7 +140,8 @@ def draw(seed: int) -> Case:
         requests_per_worker=r.randint(1, 4), max_concurrent_trajectories=r.choice([2, 5, 64]),
         quarantine_after=r.choice([2, 50]), checkpoints=checkpoints,
         checkpoint_every_steps=r.choice([0, 1, 2]) if checkpoints else 0,
-        kv_tokens_per_worker=r.choice([0, 0, 150]), worker_restarts=r.choice([1, 50, 50, 50]),
+        kv_tokens_per_worker=r.choice([0, 0, 150]), max_trajectory_tokens=r.choice([40, 120]),
+        worker_restarts=r.choice([1, 50, 50, 50]),
     )  # fmt: skip
     kinds = [kind for kind in Kind if _applies(kind, elastic, checkpoints)]
     kinds = r.sample(kinds, r.choice([1, 2, 3, len(kinds)]))  # few kinds, many of each, meet more often

@@ -278,8 +278,9 @@ class Engines:
         if fate is Kind.ANSWER_LOST:
             limit_s = TYPICAL_AND_DEADLINE_S["Generate"][1]
             self.world.after(limit_s, self._overdue, engine, request)
-        elif fate is Kind.REFUSED:
-            self.world.after(delay_s, self._end, request, FinishReason.FAILED)
+        elif fate is Kind.REFUSED and fault is not None:
+            finish = FinishReason.FAILED if fault.pick < 0.5 else FinishReason.STOP
+            self.world.after(delay_s, self._end, request, finish, with_tokens=False)  # or it says nothing at all
         else:
             self.world.after(delay_s, self._complete, request)
 
@@ -294,7 +295,7 @@ class Engines:
 
     def _handed_on(self, request: Request) -> None:
         sent = request.sent
-        if request.answered:
+        if request.answered or request.prefilled:
             return
         request.prefilled = True
         if engine := self.alive(sent.prefill_worker, sent.prefill_incarnation):
@@ -303,6 +304,7 @@ class Engines:
                 self.world.post(ev.PrefillDone(sent.trajectory, sent.prefill_worker, sent.prefill_incarnation))
 
     def _complete(self, request: Request) -> None:
+        self._handed_on(request)
         self._end(request, FinishReason.STOP)
 
     def _overdue(self, engine: Engine, request: Request) -> None:
@@ -326,10 +328,17 @@ class Engines:
             tokens = self.chance.integer(least, sent.max_new_tokens, "tokens", sent.trajectory, turn)
         if finish is FinishReason.STOP and tokens == sent.max_new_tokens:
             finish = FinishReason.LENGTH
-        telemetry = TurnTelemetry(10, 0, 0.0, 0.01, 0.1, 2.0, 40.0) if tokens else None
+        telemetry = TurnTelemetry(10, 0, prefill_s=0.01, decode_s=0.1, decode_batch=2.0, decode_kv_tokens=40.0)
         reason = f"{sent.worker} or {sent.prefill_worker} is gone" if finish is FinishReason.LOST else ""
         answer = ev.TurnGenerated(
-            sent.trajectory, sent.worker, sent.incarnation, tokens, sent.version, finish, reason, telemetry
+            sent.trajectory,
+            sent.worker,
+            sent.incarnation,
+            tokens,
+            sent.version,
+            finish,
+            reason,
+            telemetry if tokens else None,
         )
         self.world.post(answer, sent)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pearl.core import events as ev
 from pearl.core.events import Event, Instruction, Outcome
 from pearl.core.pipeline import Pipeline
-from pearl.core.trajectory import SampleId, TrajectoryId
+from pearl.core.trajectory import FinishReason, SampleId, TrajectoryId
 from pearl.sim.search.case import Case
 from pearl.sim.search.deadlines import TIMER_LATE_S, return_grace_s
 
@@ -37,6 +37,8 @@ class Rules:
         self.tokens: Counter[TrajectoryId] = Counter()
         """All that came back, prompts and observations too."""
         self.turn_tokens: Counter[TrajectoryId] = Counter()
+        self.cut: set[TrajectoryId] = set()
+        """Their last response was cut off by the limit of all tokens."""
         self.oldest_step: dict[TrajectoryId, int] = {}
         self.scored: set[TrajectoryId] = set()
         self.discarded: set[TrajectoryId] = set()
@@ -73,6 +75,9 @@ class Rules:
             case ev.TurnGenerated():
                 self.tokens[event.trajectory] += event.tokens
                 self.turn_tokens[event.trajectory] += event.tokens
+                full = self.tokens[event.trajectory] >= self.case.pipeline.max_trajectory_tokens
+                if full and event.finish is not FinishReason.STOP:
+                    self.cut.add(event.trajectory)
                 if event.tokens:
                     step, before = self.step_of[event.version], self.oldest_step.get(event.trajectory)
                     self.oldest_step[event.trajectory] = step if before is None else min(step, before)
@@ -158,6 +163,9 @@ class Rules:
             case ev.OpenEnvironment():
                 assert i.trajectory not in self.opened, f"{i.trajectory} is opened twice"
                 self.opened.add(i.trajectory)
+            case ev.StepEnvironment():
+                assert self.turn_tokens[i.trajectory], f"{i.trajectory}: an empty response for its environment"
+                assert i.trajectory not in self.cut, f"{i.trajectory}: a response that is cut off for its environment"
             case ev.ScoreTrajectory():
                 assert self.turn_tokens[i.trajectory] or i.turns, f"{i.trajectory} is scored without a token"
             case ev.QuarantineTask():
