@@ -11,12 +11,15 @@ import os
 import shutil
 import signal
 import sys
+from pathlib import Path
 
 from actors.sglang import cpu
 from actors.sglang.leftovers import remove_shared_files_of_group
 
 if cpu.wanted():
     cpu.install()
+
+REMOVALS = 3
 
 
 def main(arguments: list[str]) -> None:
@@ -33,12 +36,20 @@ def main(arguments: list[str]) -> None:
 
     def owner_gone() -> None:
         try:
-            shutil.rmtree(own.scratch, ignore_errors=True)
+            # What a child creates meanwhile keeps the folder; once it is gone nothing can be created in it.
+            for _ in range(REMOVALS):
+                shutil.rmtree(own.scratch, ignore_errors=True)
             remove_shared_files_of_group(os.getpgid(0))
         finally:
             os.killpg(os.getpgid(0), signal.SIGKILL)
 
     end_with_owner(own.lifeline_fd, owner_gone)
+
+    # prometheus_client looks once, when it is imported, and our plugin imports it before SGLang says where metrics go.
+    if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
+        metrics = Path(own.scratch) / "metrics"
+        metrics.mkdir()
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(metrics)
 
     from sglang.launch_server import run_server
     from sglang.srt.plugins import load_plugins
