@@ -9,6 +9,7 @@ from envs.families.bugfix import BugfixFamily
 from envs.families.files import FilesFamily
 from envs.families.letters import LettersFamily
 from envs.families.mixture import ShellFamily
+from envs.families.phases import PhasesFamily
 from envs.families.swebench import SwebenchFamily
 from envs.protocol import TaskFamily
 from envs.sandbox.protocol import SandboxBackend
@@ -21,6 +22,7 @@ FAMILIES: dict[str, Factory] = {
     "files": FilesFamily,
     "bugfix": BugfixFamily,
     "letters": LettersFamily,
+    "phases": PhasesFamily,
     "shell": ShellFamily,
     "swebench": SwebenchFamily,
 }

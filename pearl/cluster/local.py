@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from distributed import Client, Future, Scheduler
+from distributed.client import FutureCancelledError
 
 from pearl.cluster.actor_ref import ActorRef, LostWorkers
 from pearl.cluster.endpoint import Endpoint
@@ -182,6 +183,8 @@ class LocalCluster:
             await asyncio.wait_for(future.result(), timeout_s)
         except TimeoutError:
             raise ActorTimeout(f"{key} was not created within {timeout_s:g} s") from None
+        except FutureCancelledError:  # its process was ended meanwhile
+            raise ActorLost(f"{key} was not created: its process was ended") from None
         assert worker.address is not None
         return ActorRef(self.client, self.lost, cls, f"{worker.slot}#{worker.incarnation}", key, worker.address)
 

@@ -33,4 +33,7 @@ class ClusterConfig(Section):
     silent_loss_s: float = Field(30.0, ge=5)
     """A worker whose event loop sends no heartbeat for this long is lost and its process is killed, though its
     connection may still be open (a stopped process, a cut network). It is seen at most 2 s later."""
+    kv_interface: str = "lo"
+    """Network interface over which prefill engines hand KV to decode engines; only the cluster may reach it. It matters
+    where `elastic.policy` has prefill and decode workers."""
     notices: NoticesConfig = NoticesConfig()

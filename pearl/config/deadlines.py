@@ -22,6 +22,8 @@ class DeadlinesConfig(Section):
     """An engine whose slot leaves ends in good order; then its process is killed."""
     memory_s: float = Field(60.0, gt=0)
     """An engine gives its device memory back, or takes it again."""
+    role_switch_s: float = Field(120.0, gt=0)
+    """An engine changes its role and proves it. Where `pearl doctor` says that this takes a restart: the restart."""
     offload_s: float = Field(120.0, gt=0)
     """All trainer ranks move their states off their GPUs, or back."""
     environment_build_s: float = Field(600.0, gt=0)

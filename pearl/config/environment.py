@@ -32,7 +32,8 @@ class SandboxConfig(Section):
 
 class EnvironmentConfig(Section):
     family: str = "files"
-    """Built-in task family (`files`, `bugfix`, `shell`, `swebench`), or your own as "package.module:Factory"."""
+    """Built-in task family (`files`, `bugfix`, `shell`, `letters`, `phases`, `swebench`), or your own as
+    "package.module:Factory"."""
     tasks: int = Field(64, ge=1)
     """Number of tasks made from the seed."""
     seed: int = 0

@@ -12,6 +12,8 @@ class PipelineConfig(Section):
     """Optimizer steps (batches) of the run."""
     groups_per_batch: int = Field(4, ge=1)
     """Tasks drawn per batch."""
+    task_order: Literal["shuffled", "given"] = "shuffled"
+    """`shuffled`: all tasks once per epoch, in an order drawn from the seed. `given`: as the family lists them."""
     group_size: int = Field(4, ge=2)
     """Samples per task (GRPO's G). A batch has groups_per_batch x group_size trajectories."""
     max_staleness_steps: int = Field(1, ge=0)

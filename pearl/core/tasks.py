@@ -1,4 +1,4 @@
-"""The prompt cursor: tasks in an order fixed by the seed, each once per epoch, quarantined ones left out."""
+"""The prompt cursor: tasks as given or in an order fixed by the seed, once per epoch, quarantined ones left out."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import random
 
 
 class TaskCursor:
-    def __init__(self, tasks: int, seed: int) -> None:
+    def __init__(self, tasks: int, seed: int, *, shuffled: bool = True) -> None:
         if tasks < 1:
             raise ValueError("a run needs at least one task")
         self.tasks = tasks
-        self.seed = seed
+        self.seed, self.shuffled = seed, shuffled
         self.drawn = 0
         """Position in the endless order; with the quarantine this is all there is to restore."""
         self.quarantined: set[int] = set()
@@ -26,7 +26,8 @@ class TaskCursor:
             if epoch != self._epoch:
                 self._epoch = epoch
                 self._order = list(range(self.tasks))
-                random.Random(f"{self.seed}/{epoch}").shuffle(self._order)
+                if self.shuffled:
+                    random.Random(f"{self.seed}/{epoch}").shuffle(self._order)
             self.drawn += 1
             task = self._order[position]
             if task not in self.quarantined:

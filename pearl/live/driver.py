@@ -231,6 +231,8 @@ class Driver:
                 self._spawn(self.rollout.start(i))
             case ev.StopEngine():
                 self._spawn(self.rollout.end(i))
+            case ev.SwitchRole():
+                self._spawn(self.rollout.switch(i))
             case ev.ReleaseEngine():
                 self._spawn(self.rollout.release(i))
             case ev.ResumeEngine():

@@ -55,7 +55,8 @@ def inelastic(settings: PipelineSettings, tasks: TaskCursor) -> Scheduler:
 
 def make_scheduler(config: RunConfig, model_directory: Path, tasks: int) -> Scheduler:
     """Raises UserError for a profile that cannot be read."""
-    settings, cursor = pipeline_settings(config), TaskCursor(tasks, config.seed)
+    settings = pipeline_settings(config)
+    cursor = TaskCursor(tasks, config.seed, shuffled=config.pipeline.task_order == "shuffled")
     if config.elastic.policy == "colocated":
         return inelastic(settings, cursor)
     return live_policy(config).machine(settings, cursor, prior(config, model_directory), DrainAware())

@@ -15,6 +15,8 @@ from pearl.live.actors import Actors
 REPEAT_S = 1.0
 """An interrupt can overtake the request that it is for, so it is repeated until that one has ended."""
 ROOM_BITS = 62
+OF_THE_PROMPT = ("cached_tokens", "queue_s", "prefill_s", "prefill_share")
+"""Measured by the prefill half."""
 
 
 async def serve_pair(
@@ -57,6 +59,8 @@ async def serve_pair(
         else:
             await interrupt(decode, decoding)
         reply = await decoding
+        if first["handed_on"]:  # the prompt was computed there
+            reply = reply | {name: first[name] for name in OF_THE_PROMPT if name in first}
     finally:
         for half in (prefilling, decoding):
             half.cancel()

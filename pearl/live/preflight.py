@@ -15,6 +15,7 @@ import psutil
 
 from actors.sglang.args import check_versions, plan_server
 from actors.sglang.process import require_free
+from actors.sglang.transfer import interface_address, missing
 from envs.registry import find_factory
 from envs.sandbox.backend import BubblewrapBackend
 from pearl.cluster.binding import Binding, bind
@@ -69,6 +70,8 @@ async def preflight(config: RunConfig) -> Preflight:
     plan_server(config.engine, config.model, model_directory, port=1, seed=config.seed)
     make_scheduler(config, model_directory, tasks=1)  # its profile can be read
     availability(config)
+    if config.elastic.splits:
+        _check_transfer(config)
     gpus = _gpus(config)
     bindings = bind(config, gpus)
     memory = {} if gpus else plan_memory(config, model_size(model_directory))
@@ -132,6 +135,13 @@ def available_memory_gb() -> float:
         except (OSError, ValueError):
             continue  # no such control group, or "max"
     return available / GB
+
+
+def _check_transfer(config: RunConfig) -> None:
+    if (lacking := missing()) is not None:
+        remedy = f"{lacking.remedy} Or set elastic.prefill_decode to false."
+        raise UserError(f"elastic.policy = {config.elastic.policy} splits prefill from decode. {lacking.what}", remedy)
+    interface_address(config.cluster.kv_interface)
 
 
 def _gpus(config: RunConfig) -> int:

@@ -17,17 +17,23 @@ from pearl.cluster.errors import ActorCallFailed, ActorError
 from pearl.config import RunConfig
 from pearl.core import events as ev
 from pearl.core.events import Event
+from pearl.core.layout import Role
 from pearl.core.telemetry import TurnTelemetry
 from pearl.core.trajectory import FinishReason
 from pearl.errors import RunFailed, UserError
 from pearl.live.actors import Actors
 from pearl.live.journal import Journal
 from pearl.live.measured import MemoryMoved
+from pearl.live.pair import serve_pair
 from pearl.live.run_directory import RunDirectory
 from pearl.live.tokens import LiveTrajectory
 from pearl.weights.snapshot import snapshot_directory
 
 Post = Callable[[Event], None]
+NOTHING: dict[str, Any] = {
+    "token_ids": [], "logprobs": [], "versions": [], "finish": str(FinishReason.LOST), "peer_lost": True,
+}  # fmt: skip
+"""Of a pair whose prefill half is gone; the decode half is well."""
 DEPARTURE_S = 15.0
 """A worker process that is gone is known to the scheduler within milliseconds."""
 
@@ -72,6 +78,8 @@ class RolloutWorkers:
         self.refs: dict[str, tuple[int, ActorRef]] = {}
         self.gone: set[tuple[str, int]] = set()
         """Lives whose loss was posted: the first cause is the cause."""
+        self._ending: dict[tuple[str, int], asyncio.Future[None]] = {}
+        """Lives that are being ended, until their loss is posted."""
         self._lives: dict[tuple[str, int], int] = {}
         """Life of the slot in which an engine was started, of slots that come and go."""
         self._boarded: dict[str, tuple[int, ActorRef]] = {}
@@ -86,7 +94,7 @@ class RolloutWorkers:
         """Per slot: the version it holds and the checksum over all its tensors."""
 
     async def start(self, i: ev.StartEngine) -> None:
-        if await self._bring_up(i.worker, i.incarnation):
+        if await self._bring_up(i.worker, i.incarnation, i.role):
             self.post(ev.EngineLoaded(i.worker, i.incarnation))
 
     async def start_early(self, slot: str) -> None:
@@ -98,7 +106,7 @@ class RolloutWorkers:
         if reason := self._early.pop(slot):
             self.post(ev.WorkerLost(slot, 1, reason))
 
-    async def _bring_up(self, slot: str, incarnation: int) -> bool:
+    async def _bring_up(self, slot: str, incarnation: int, role: Role = Role.COLOCATED) -> bool:
         """Worker, actor and engine; False, and the loss is told, if they do not come up."""
         config, limit = self.config, self.config.deadlines.engine_start_s
         self.refs.pop(slot, None)
@@ -116,6 +124,8 @@ class RolloutWorkers:
                 f"{slot}.{incarnation}",
                 config.seed,
                 limit,
+                str(role),
+                config.cluster.kv_interface if config.elastic.splits else None,
                 timeout_s=limit,
             )
         except (ActorError, RunFailed, UserError) as error:
@@ -165,6 +175,18 @@ class RolloutWorkers:
             return
         self.post(ev.AbortAcknowledged(i.worker, i.incarnation))
 
+    async def switch(self, i: ev.SwitchRole) -> None:
+        ref, limit = self._ref(i.worker, i.incarnation), self.config.deadlines.role_switch_s
+        if ref is None:
+            return
+        try:
+            reply = await self.actors.call(ref, "switch_role", str(i.role), limit, timeout_s=limit)
+        except ActorError as error:
+            await self._condemn(i.worker, i.incarnation, f"change to {i.role}: {error}", _answers(error))
+            return
+        self.info[i.worker]["kv"] = reply["kv"]  # a restart has another port
+        self.post(ev.RoleSwitched(i.worker, i.incarnation, i.role))
+
     async def release(self, i: ev.ReleaseEngine) -> None:
         if await self._release(i.worker, i.incarnation):
             self.post(ev.EngineReleased(i.worker, i.incarnation))
@@ -213,7 +235,7 @@ class RolloutWorkers:
         """Answers with one TurnGenerated; the tokens are in `trajectory` before that."""
         sampling, limit = self.config.engine.sampling, self.config.deadlines.generate_s
         finish, reason, tokens, version = FinishReason.LOST, "its worker is gone", 0, i.version
-        telemetry, answers = None, False
+        telemetry, answers, well = None, False, False
         if (ref := self._ref(i.worker, i.incarnation)) is not None:
             request = {
                 "rid": f"{i.trajectory}@{len(trajectory.token_ids)}",
@@ -226,19 +248,44 @@ class RolloutWorkers:
                 "timeout_s": limit,
             }
             try:
-                reply = await self.actors.call(ref, "generate", request, timeout_s=limit, waiter=str(i.trajectory))
+                if i.prefill_worker:
+                    reply = await self._by_pair(i, ref, request)
+                else:
+                    reply = await self.actors.call(ref, "generate", request, timeout_s=limit, waiter=str(i.trajectory))
                 telemetry = turn_telemetry(len(trajectory.token_ids), reply)
                 trajectory.add_response(reply["token_ids"], reply["logprobs"], reply["versions"])
                 tokens = len(reply["token_ids"])
                 finish, reason, answers = FinishReason(reply["finish"]), reply["reason"], True
+                well = reply.get("peer_lost", False)
                 if reply["versions"]:
                     version = min(v for v, _ in reply["versions"])
                 self._record(i, reply)
             except (ActorError, ValueError) as error:
                 reason = str(error)
-        if finish is FinishReason.LOST:  # the loss is told first, else the turn would go straight back to the dead
+        if finish is FinishReason.LOST and not well:
+            # The loss is told first, else the turn would go straight back to the dead.
             await self._condemn(i.worker, i.incarnation, reason, answers)
         self.post(ev.TurnGenerated(i.trajectory, i.worker, i.incarnation, tokens, version, finish, reason, telemetry))
+
+    async def _by_pair(self, i: ev.Generate, decode: ActorRef, request: dict[str, Any]) -> dict[str, Any]:
+        """The decode half's reply. If the prefill half is lost, that is told; raises ActorError for the decode half."""
+        prefill = self._ref(i.prefill_worker, i.prefill_incarnation)
+        if prefill is None:
+            await self._condemn(i.prefill_worker, i.prefill_incarnation, "its worker is gone")
+            return NOTHING | {"reason": f"{i.prefill_worker} is gone"}
+        reply, lost = await serve_pair(
+            self.actors,
+            prefill,
+            decode,
+            request | {"version": i.version},
+            self.info[i.prefill_worker]["kv"],
+            interrupt_s=self.config.deadlines.abort_s,
+            waiter=str(i.trajectory),
+            handed_on=lambda: self.post(ev.PrefillDone(i.trajectory, i.prefill_worker, i.prefill_incarnation)),
+        )
+        if lost:
+            await self._condemn(i.prefill_worker, i.prefill_incarnation, lost)
+        return reply
 
     def _record(self, i: ev.Generate, reply: dict[str, Any]) -> None:
         kept = {name: reply[name] for name in ("token_ids", "logprobs", "versions", "finish")}
@@ -275,10 +322,23 @@ class RolloutWorkers:
     async def _condemn(self, worker: str, incarnation: int, reason: str, answers: bool = False) -> None:
         """This life is over: end what is left of it, then say so, once, with the cause that came first.
 
-        `answers`: its actor does, so that a slot which comes and goes can keep its process.
+        `answers`: its actor does, so that a slot which comes and goes can keep its process. Who comes second waits for
+        the first.
         """
-        if (worker, incarnation) in self.gone:
+        key = (worker, incarnation)
+        if key in self.gone:
             return
+        if (ending := self._ending.get(key)) is not None:
+            await ending
+            return
+        ending = self._ending[key] = asyncio.get_running_loop().create_future()
+        try:
+            await self._end_life(worker, incarnation, reason, answers)
+        finally:
+            del self._ending[key]
+            ending.set_result(None)
+
+    async def _end_life(self, worker: str, incarnation: int, reason: str, answers: bool) -> None:
         self._drop(worker, incarnation)
         stays = not self.actors.comes_and_goes(worker)
         life = incarnation if stays else self._lives.get((worker, incarnation), 0)

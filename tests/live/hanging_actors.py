@@ -53,6 +53,9 @@ class Willing:
     async def resume_memory(self, timeout_s: float) -> Any:
         return await self._answer("resume_memory")
 
+    async def switch_role(self, role: str, timeout_s: float) -> Any:
+        return await self._answer("switch_role", {"kv": {}})
+
     async def prefill(self, request: dict[str, Any]) -> Any:
         handed_on = self.hangs != "interrupt"
         reply = {"handed_on": handed_on, "finish": "length" if handed_on else "abort", "reason": "", "peer_lost": False}

@@ -24,6 +24,7 @@ from pearl.cluster import local
 from pearl.cluster.errors import ActorError, ActorTimeout
 from pearl.cluster.local import LocalCluster
 from pearl.core import events as ev
+from pearl.core.layout import Role
 from pearl.core.trajectory import FinishReason, SegmentKind, StopReason, TrajectoryId
 from pearl.live import actors, trainer
 from pearl.live import rollout as rollout_module
@@ -81,6 +82,11 @@ async def generate(stage: Stage) -> None:
 async def release_memory(stage: Stage) -> None:
     await rollout(stage)
     await stage.rollout.release(ev.ReleaseEngine("rollout-0", stage.life))
+
+
+async def switch_role(stage: Stage) -> None:
+    await rollout(stage)
+    await stage.rollout.switch(ev.SwitchRole("rollout-0", stage.life, Role.DECODE))
 
 
 async def resume_memory(stage: Stage) -> None:
@@ -206,6 +212,7 @@ CALLS = [
     Call("rollout.py", "sync", "sync_s", sync, "driver", ev.WorkerLost),
     Call("rollout.py", "abort", "abort_s", abort, "driver", ev.WorkerLost),
     Call("rollout.py", "generate", "generate_s", generate, "g0.0.0", ev.WorkerLost),
+    Call("rollout.py", "switch_role", "role_switch_s", switch_role, "driver", ev.WorkerLost),
     Call("rollout.py", "release_memory", "memory_s", release_memory, "driver", ev.WorkerLost),
     Call("rollout.py", "resume_memory", "memory_s", resume_memory, "driver", ev.WorkerLost),
     Call("rollout.py", "stop", "shutdown_s", stop_rollout, "driver", None),

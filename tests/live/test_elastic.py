@@ -5,6 +5,7 @@ Real Dask workers hold actors that answer at once; the last tests have real engi
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -39,6 +40,8 @@ SHAPE = {
     "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2, "vocab_size": 300,
 }  # fmt: skip
 """Of the model that the prior is about."""
+LIMIT_S = 120.0
+"""A run that did not come to its end by then has failed."""
 MANY = 100_000
 """Steps: the test ends the run."""
 
@@ -96,7 +99,8 @@ async def play(
     driver = Driver(config, folder, 8, bind(config, 0), directory, [counts, story], classes=classes, validate=True)
     story.driver = driver
     try:
-        end = await driver.run()
+        async with asyncio.timeout(LIMIT_S):
+            end = await driver.run()
     finally:
         await driver.close(finish_writing=False)
         directory.close()
@@ -220,7 +224,7 @@ async def test_a_trace_brings_warns_and_takes_slots(tmp_path: Path) -> None:
     story, counts = await play(tmp_path, plot, policy="elastic", preemptible_slots=2, availability=availability)
     assert story.index(lambda e: isinstance(e, ev.TrainerReady)) < story.index(lambda e: isinstance(e, ev.SlotJoined))
     (notice,) = story.all(ev.SlotNotice)
-    assert notice.seconds_left == pytest.approx(3.0)
+    assert 2.5 < notice.seconds_left <= 3.0, "30 s of the trace"
     assert time.monotonic() - began > 3.0
     assert counts.counts["joins"] == 1 == counts.counts["leaves"] + counts.counts["kills"]
 
