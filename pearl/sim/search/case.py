@@ -155,7 +155,7 @@ def draw(seed: int) -> Case:
         overlap=r.randint(1, 3) if borrows else 0,
         environment_workers=r.randint(1, 3),
         environments_per_worker=r.choice([2, 32]),
-        tasks=40,
+        tasks=r.choice([3, 40]),
         task_seed=seed,
         tracked=r.random() < 0.4,
         faults=tuple(_fault(r, r.choice(kinds)) for _ in range(count)),

@@ -5,7 +5,7 @@ What must hold inside of the machines is in `pearl/core/invariants.py`. Raises A
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from pearl.core import events as ev
@@ -45,6 +45,9 @@ class Rules:
         self.step_of: dict[int, int] = {}
         self.may_fail = False
         """The trainer was lost before it ever was ready, of which a run may fail."""
+        self._task_of: dict[int, int] = {}
+        self._own_failures: defaultdict[int, set[int]] = defaultdict(set)
+        """Groups that failed by their task's own fault, by task."""
         self._quarantined: set[int] = set()
         self._may_grow = case.elastic is not None and case.elastic.inter_scale
         self.new_driver()
@@ -160,6 +163,8 @@ class Rules:
                 members = {SampleId(i.group, m) for m in range(self.case.pipeline.group_size)}
                 assert not members & self.drawn, f"group {i.group} is drawn twice"
                 self.drawn |= members
+                assert i.task not in self._quarantined, f"task {i.task} is drawn and is quarantined"
+                self._task_of[i.group] = i.task
             case ev.OpenEnvironment():
                 assert i.trajectory not in self.opened, f"{i.trajectory} is opened twice"
                 self.opened.add(i.trajectory)
@@ -169,9 +174,13 @@ class Rules:
             case ev.ScoreTrajectory():
                 assert self.turn_tokens[i.trajectory] or i.turns, f"{i.trajectory} is scored without a token"
             case ev.QuarantineTask():
+                failed = len(self._own_failures[i.task])
+                assert failed >= self.case.pipeline.quarantine_after, f"task {i.task}: {failed} groups, quarantined"
                 self._quarantined.add(i.task)
             case ev.DiscardTrajectory():
                 self.discarded.add(i.trajectory)
+                if not i.infrastructure:
+                    self._own_failures[self._task_of[i.trajectory.group]].add(i.trajectory.group)
             case ev.EndSample():
                 self._end(i)
             case ev.TrainBatch():
@@ -251,7 +260,7 @@ class Rules:
         id = self._touched
         if id is not None and (attempt := pipeline.attempts.get(id)):
             assert attempt.tokens == self.tokens[id], f"{id} holds {attempt.tokens} tokens of {self.tokens[id]}"
-        if self._batch_waits(pipeline):
+        if self.batch_waits(pipeline):
             self._complete_s = now if self._complete_s is None else self._complete_s
             deadline_s = self.case.elastic.return_deadline_s if self.case.elastic else 0.0
             waited_s = now - self._complete_s
@@ -259,7 +268,7 @@ class Rules:
         else:
             self._complete_s = None
 
-    def _batch_waits(self, pipeline: Pipeline) -> bool:
+    def batch_waits(self, pipeline: Pipeline) -> bool:
         """A batch is complete, and the trainer has nothing else to do."""
         s = self.case.pipeline
         if not self._trainer_ready or pipeline.training or pipeline.publishing or len(self.trained) >= s.steps:

@@ -22,7 +22,10 @@ from pearl.core.pipeline import Pipeline
 from pearl.core.profile import RuntimeTracker
 from pearl.core.restore import Replay
 from pearl.core.scheduler import Scheduler
+from pearl.core.settings import Borrowing
+from pearl.core.state import Goal
 from pearl.core.tasks import TaskCursor
+from pearl.core.toggle import Phase
 from pearl.core.trajectory import TrajectoryId
 from pearl.core.workload import EngineProfile, Profile, TurnShape, WorkloadProfile
 from pearl.sim.search.case import ANY, AWAITED, Case, Fault, Kind
@@ -46,6 +49,7 @@ AT_ONCE = frozenset({Kind.ANSWER_LOST, Kind.ANSWER_LATE, Kind.REFUSED, Kind.PREF
 ANY_TIME = (ev.SlotJoined, ev.SlotNotice, ev.SlotLost, ev.WorkerLost, ev.EnvironmentWorkerLost, ev.EngineLoaded,
             ev.TimerFired)  # fmt: skip
 """Words that may come again at any time; a repeated answer comes directly behind itself."""
+FREES_TRAINER = (ev.TrainerReady, ev.SnapshotPublished, ev.CheckpointWritten)
 UNPLANNED: dict[str, tuple[Kind, ...]] = {
     **dict.fromkeys(AWAITED, (Kind.REFUSED, Kind.REFUSED, Kind.REFUSED, Kind.ANSWER_LATE, Kind.ANSWER_LOST)),
     "Generate": (Kind.REFUSED, Kind.ANSWER_LATE, Kind.ENGINE_DIES, Kind.PROCESS_DIES, Kind.PREFILL_DIES),
@@ -116,6 +120,7 @@ class World:
             ev.StepEnvironment: self.environments.step,
             ev.ScoreTrajectory: self.environments.score,
             ev.SetTimer: self._set_timer,
+            ev.RecordOperation: self._check_return,
         }
 
     # --- the run ----------------------------------------------------------------------------------
@@ -189,6 +194,8 @@ class World:
                 self._turns[instruction.trajectory] += 1
         self.machine.validate()
         self.rules.check(self.now, self.pipeline)
+        if isinstance(event, FREES_TRAINER):
+            self._check_borrowing()
         return None
 
     # --- for those that carry out -----------------------------------------------------------------
@@ -224,6 +231,22 @@ class World:
     def _set_timer(self, i: ev.SetTimer) -> None:
         late_s = TIMER_LATE_S * self.chance.uniform("timer", i.name, self.driver)
         self.at(max(i.at_s, self.now) + late_s, self.post, ev.TimerFired(i.name))
+
+    def _check_return(self, i: ev.RecordOperation) -> None:
+        """Borrowed GPUs are kept as long as somebody serves on them and the trainer does not need them."""
+        if (i.kind, i.phase) == ("return", "began") and self.trainer.alive:
+            engines = [self.engines.engines.get(name) for name in i.workers]
+            serving = [e.worker for e in engines if e is not None and e.alive and e.version is not None]
+            assert not serving or self.rules.batch_waits(self.pipeline), f"{serving} serve, and their GPUs go back"
+
+    def _check_borrowing(self) -> None:
+        """With `always`, GPUs are lent whenever the trainer begins to wait."""
+        if not isinstance(self.machine, Scheduler) or self.machine.elastic.settings.intra_scale is not Borrowing.ALWAYS:
+            return
+        waits = self.pipeline.step.idle and self.pipeline.samples.remaining
+        asleep = [w for w in self.pipeline.fleet.workers.values() if w.overlap and w.goal is Goal.ASLEEP]
+        home = self.machine.elastic.toggle.phase is Phase.HOME
+        assert not (waits and asleep and home), "the trainer waits, and its GPUs are not lent"
 
     # --- faults -----------------------------------------------------------------------------------
 
