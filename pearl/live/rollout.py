@@ -218,18 +218,19 @@ class RolloutWorkers:
         self.post(ev.EngineResumed(i.worker, i.incarnation))
 
     async def end(self, i: ev.StopEngine) -> None:
-        """The engine of a slot that goes back ends in its process, all others end with theirs."""
+        """A preemptible slot goes back next, and its process with it; all others end with their process now."""
         ref = self._ref(i.worker, i.incarnation)
-        if ref is not None and self.actors.comes_and_goes(i.worker) and i.worker in self.info:
-            try:
-                await self._end(ref)
-            except ActorError as error:
-                await self._condemn(i.worker, i.incarnation, f"{i.reason}; {error}")
-            else:
-                self._drop(i.worker, i.incarnation)
-                self._lost(i.worker, i.incarnation, i.reason)
-        else:
+        if ref is None or not self.actors.comes_and_goes(i.worker):
             await self._condemn(i.worker, i.incarnation, i.reason)
+            return
+        try:
+            if i.worker in self.info:  # it is up
+                await self._end(ref)
+        except ActorError as error:
+            await self._condemn(i.worker, i.incarnation, f"{i.reason}; {error}")
+        else:
+            self._drop(i.worker, i.incarnation)
+            self._lost(i.worker, i.incarnation, i.reason)
 
     async def generate(self, i: ev.Generate, trajectory: LiveTrajectory) -> None:
         """Answers with one TurnGenerated; the tokens are in `trajectory` before that."""

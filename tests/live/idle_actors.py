@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 from bench.pipeline_turns import NoEngine, NoEnvironment, NoTrainer
@@ -78,10 +79,14 @@ class ElasticEngine(NoEngine):
 
 
 class FailingJoiner(ElasticEngine):
-    """The second preemptible slot's first engine does not start."""
+    """The second preemptible slot's first engine does not start, when the file `both` is in the run directory;
+    nor does any other before that."""
 
     async def start(self, *arguments: Any) -> dict[str, Any]:
-        if arguments[4] == "preemptible-1.1":
+        name, both = arguments[4], Path(arguments[3]) / "both"
+        while name.startswith("preemptible-") and not both.exists():  # noqa: ASYNC110 (another process makes it)
+            await asyncio.sleep(0.02)
+        if name == "preemptible-1.1":
             raise RuntimeError("its memory is full")
         return await super().start(*arguments)
 

@@ -197,8 +197,13 @@ async def test_an_engine_that_died_starts_again_in_the_process_of_its_slot(tmp_p
 
 async def test_a_joiner_that_fails_cancels_the_expansion_and_the_others_form_another_one(tmp_path: Path) -> None:
     seen: set[str] = set()
+    joined: set[str] = set()
 
     def plot(driver: Driver, entry: Entry) -> bool:
+        if isinstance(entry, ev.StartEngine):
+            joined.add(entry.worker)
+        if {"preemptible-0", "preemptible-1"} <= joined:
+            (tmp_path / "run" / "both").touch()
         if isinstance(entry, ev.Generate):
             seen.add(entry.worker)
         return len(seen) == 3
@@ -251,8 +256,8 @@ async def test_an_engine_that_does_not_let_go_is_killed_at_the_deadline_and_lent
         return serves(entry, "overlap-0") and entry.incarnation == 2
 
     story, counts = await play(
-        tmp_path, plot, Insomniac, policy="elastic-borrow", overlap_slots=1, return_deadline_s=1.0,
-        preparation_prior_s=0.5,
+        tmp_path, plot, Insomniac, policy="elastic-borrow", overlap_slots=1, return_deadline_s=10.0,
+        preparation_prior_s=1.0,
     )  # fmt: skip
     assert "forced" in [phase for phase, _, _ in story.operations("return")]
     (lost,) = story.all(ev.WorkerLost)
