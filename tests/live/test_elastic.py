@@ -16,15 +16,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from bench.chaos import children
 from pearl.cluster.binding import bind
-from pearl.config.load import make_config
+from pearl.config.load import load_config, make_config
 from pearl.core import events as ev
 from pearl.live import slots
 from pearl.live.actors import ActorClasses
 from pearl.live.driver import Driver
 from pearl.live.measured import MemoryMoved
+from pearl.live.preflight import preflight
 from pearl.live.run_directory import RunDirectory
+from pearl.live.train import train
 from pearl.observe.elastic import ElasticCounts
 from tests.live.idle_actors import (
     DyingJoiner,
@@ -35,6 +39,7 @@ from tests.live.idle_actors import (
     NoEnvironment,
 )
 
+ROOT = Path(__file__).resolve().parents[2]
 Entry = ev.Event | ev.Instruction
 SHAPE = {
     "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2, "vocab_size": 300,
@@ -263,3 +268,40 @@ async def test_an_engine_that_does_not_let_go_is_killed_at_the_deadline_and_lent
     (lost,) = story.all(ev.WorkerLost)
     assert lost.worker == "overlap-0" and "the deadline has passed" in lost.reason
     assert counts.counts["return_deadline_misses"] == 0, "killed in time"
+
+
+# --- real engines ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+async def test_real_engines_join_are_taken_and_borrow_while_a_real_trainer_trains(tmp_path: Path) -> None:
+    """The preemptible slot is told to go once it and the borrowed one have served."""
+    overrides = [
+        f"run_dir={tmp_path / 'run'}", "name=real", f"pipeline.steps={MANY}", "elastic.preemptible_slots=1",
+        "elastic.policy=elastic-borrow", "elastic.availability.file=null", "environment.family=letters",
+        "environment.max_turns=1", "cluster.notices.sigterm_grace_s=60",
+    ]  # fmt: skip
+    config = load_config(ROOT / "examples" / "elastic.yaml", overrides)
+    served: set[str] = set()
+
+    def plot(driver: Driver, entry: Entry) -> bool:
+        if isinstance(entry, ev.TurnGenerated) and entry.tokens:
+            served.add(entry.worker)
+        if {"preemptible-0", "overlap-0"} <= served and not story.all(ev.SlotNotice):
+            driver.cluster.terminate("preemptible-0")
+        returned = ("return", "done") in [(o.kind, o.phase) for o in story.all(ev.RecordOperation)]
+        return bool(story.all(ev.SlotLost)) and returned and isinstance(entry, ev.BatchTrained)
+
+    story, before = Story(plot), {process.pid for process in children()}
+    result = await train(config, await preflight(config), Console(stderr=True), validate=True, watch=story)
+    assert story.over and result.failure is None, result.failure
+    counts, steps = result.summary["elastic"], result.summary["steps"]
+    assert (counts["joins"], counts["leaves"], counts["kills"], counts["return_deadline_misses"]) == (1, 1, 0, 0)
+    assert counts["borrows"] >= 1 and counts["returns"] >= 1 and steps >= 2
+    trainer = set(result.summary["trainer_checksums"].items())
+    assert {(str(e["version"]), e["checksum"]) for e in result.summary["engine_checksums"].values()} <= trainer
+    released = [m.measured for m in story.all(MemoryMoved) if m.what == "release"]
+    assert released and all(m["freed_bytes"] >= 0.9 * m["named_bytes"] for m in released)
+    assert not [process for process in children() if process.pid not in before], "processes are left"
+    assert not list(Path("/dev/shm").glob(f"pearl-{os.getpid()}-*-run")), "snapshots are left"
