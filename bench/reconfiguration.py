@@ -3,9 +3,9 @@
     python -m bench.reconfiguration [--joins 10] [--borrows 10] [--config examples/elastic.yaml] [--json] [--out FILE]
 
 One run of real engines and a real trainer. A preemptible slot joins, is admitted, is killed and joins again; the
-training GPU is borrowed and returned between steps. Rows, medians in seconds: expanding = preparation (until the engine is up)
-and finalisation (weights, verification, admission); borrowing = activation and deactivation. Changes of roles have a
-study of their own, `bench/role_switch.py`.
+training GPU is borrowed and returned between steps. Rows, medians in seconds: expanding = preparation (until the engine
+is up) and finalisation (weights, verification, admission); borrowing = activation and deactivation. Changes of roles
+have a study of their own, `bench/role_switch.py`.
 """
 
 from __future__ import annotations
