@@ -33,7 +33,7 @@ def check_pipeline(pipeline: Pipeline) -> None:
         assert len(worker.in_flight) <= pipeline.settings.requests_per_worker, f"{worker.name} is overloaded"
     for slot in pipeline.environments.values():
         live_here = sum(a.environment_worker == slot.name for a in pipeline.attempts.values())
-        assert slot.live == live_here <= max(slot.capacity, live_here), f"{slot.name} counts wrongly"
+        assert slot.live == live_here <= slot.capacity, f"{slot.name} counts wrongly"
     check_progress(pipeline)
     if pipeline.training or pipeline.publishing:
         assert pipeline.fleet.gpus.trainer_home, "the trainer works while its GPUs are lent"
