@@ -1,14 +1,18 @@
 """SIGKILL parts of live runs at random moments; nothing may be lost, trained twice or left behind.
 
     python -m bench.chaos [--engine 3] [--worker 3] [--environment 0] [--trainer 0] [--driver 0] [--seed 0] [--json]
-                          [--out bench/results/chaos.json]
+                          [--preemptible 0] [--notice 0] [--overlap 0] [--frozen 0]
+                          [--config examples/tiny.yaml] [--out bench/results/chaos.json]
 
 Engines, rollout workers, environment workers and trainer ranks are killed inside one run (`--config`), in an order and
 after waits drawn from the seed; the next kill waits until the victim of the last one is back. Drivers (each with its
-Dask scheduler, which lives in its process) are killed as whole processes and resumed. Checked: every sample ended once
-in the surviving line of checkpoints, no group was trained twice, no version was used twice, no wait outlived its
-deadline, each cause was printed once, no process is left. Prints each recovery. `--out` adds this seed's outcome to a
-file, so that kills accumulate over seeds.
+Dask scheduler, which lives in its process) are killed as whole processes and resumed. With a configuration that has them
+(`examples/elastic.yaml`, whose trace is left out) preemptible slots are killed (`preemptible`), stopped (`frozen`) or
+told to go, and offered again when they have gone (`notice`); overlap workers are killed (`overlap`; recovered when the
+next step is trained). Checked: every sample ended once in the surviving line of checkpoints, no group was trained
+twice, no version was used twice, no wait outlived its deadline, no return of training GPUs missed its own, each cause
+was printed once, no process is left. Prints each recovery. `--out` adds this seed's outcome to a file, so that kills
+accumulate over seeds.
 """
 
 from __future__ import annotations
@@ -41,7 +45,13 @@ from pearl.live.journal import read_journal
 from pearl.live.preflight import preflight
 from pearl.live.train import train
 
-KINDS = ("engine", "worker", "environment", "trainer")
+KINDS = ("engine", "worker", "environment", "trainer", "preemptible", "notice", "overlap", "frozen")
+PREFIXES = {
+    "engine": "rollout-", "worker": "rollout-", "environment": "environment-", "trainer": "trainer-",
+    "preemptible": "preemptible-", "notice": "preemptible-", "frozen": "preemptible-", "overlap": "overlap-",
+}  # fmt: skip
+SLOT_KINDS = ("preemptible", "notice", "frozen")
+"""Their slot leaves, which is told in other words than the loss of a worker."""
 OVERDUE_MARGIN_S = 2.0
 """A wait may outlive its deadline by this much: the event loop shares its core with what it waits for."""
 LONGEST_WAIT_S = 3.0
@@ -68,6 +78,8 @@ class Killer:
             what, slot, at = self.killed
             self.recoveries.append({"what": what, "slot": slot, "seconds": round(now - at, 1)})
             self.killed = None
+            if what == "notice" and self.driver is not None:
+                asyncio.get_running_loop().call_soon(self.driver.slots.adapter.offer, slot)
         if self.victims and self.killed is None and not self.waiting and isinstance(entry, ev.Generate):
             self.waiting = True
             asyncio.get_running_loop().call_later(self.random.uniform(0.05, LONGEST_WAIT_S), self._kill)
@@ -77,6 +89,10 @@ class Killer:
         match entry:
             case ev.WeightsSynced():
                 return entry.worker == slot
+            case ev.SlotLost():
+                return what == "notice" and entry.worker == slot
+            case ev.BatchTrained():
+                return what == "overlap"
             case ev.EnvironmentWorkerReady():
                 return entry.worker == slot
             case ev.TrainerReady():
@@ -87,10 +103,8 @@ class Killer:
         assert self.driver is not None
         self.waiting = False
         what = self.victims[0]
-        prefix = {"engine": "rollout-", "worker": "rollout-", "environment": "environment-", "trainer": "trainer-"}
-        slots = [s for s, w in self.driver.cluster.workers.items() if s.startswith(prefix[what]) and w.address]
-        busy = what in ("engine", "worker")
-        if busy:
+        slots = [s for s, w in self.driver.cluster.workers.items() if s.startswith(PREFIXES[what]) and w.address]
+        if what not in ("environment", "trainer", "overlap"):
             slots = [s for s in slots if s in self.driver.rollout.checksums and s in self.driver.rollout.refs]
         if not slots or self.driver.closing:
             return  # it is asked again at the next dispatch
@@ -99,8 +113,9 @@ class Killer:
         pid = self.driver.rollout.info[slot]["pid"] if what == "engine" else worker.process.pid
         self.victims.pop(0)
         self.killed = (what, slot, time.monotonic())
+        number = {"notice": signal.SIGTERM, "frozen": signal.SIGSTOP}.get(what, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, number)
 
     def ended(self, *_: Any) -> None:
         pass
@@ -148,8 +163,15 @@ async def run_with_kills(config: RunConfig, victims: list[str], seed: int = 0) -
     left = [process for process in children() if process.pid not in before]
     assert not left, f"left behind: {left}"
     assert not killer.overdue, f"beyond its deadline: {sorted(killer.overdue)}"
-    causes = [line for line in console.export_text().splitlines() if " is lost: " in line]
-    assert len(causes) == len(victims), f"{len(victims)} kills, {len(causes)} causes printed: {causes}"
+    lines = console.export_text().splitlines()
+    for words, count in (
+        (" is lost: ", sum(victim not in SLOT_KINDS for victim in victims)),
+        (" left: ", sum(victim in SLOT_KINDS for victim in victims)),
+    ):
+        causes = [line for line in lines if words in line]
+        assert len(causes) == count, f"{count} kills, {len(causes)} causes printed: {causes}"
+    misses = result.summary["elastic"]["return_deadline_misses"]
+    assert not misses, f"{misses} returns missed their deadline"
     return {
         "kills": len(victims),
         "recoveries": killer.recoveries,
@@ -198,7 +220,7 @@ def kill_drivers(config: Path, count: int, seed: int, folder: Path) -> dict[str,
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for kind, default in zip((*KINDS, "driver"), (3, 3, 0, 0, 0), strict=True):
+    for kind, default in {"engine": 3, "worker": 3, **dict.fromkeys((*KINDS[2:], "driver"), 0)}.items():
         parser.add_argument(f"--{kind}", type=int, default=default, metavar="N")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--config", type=Path, default=Path("examples/tiny.yaml"))
@@ -217,7 +239,8 @@ def main() -> None:
                 "checkpoint.every_steps=2",
                 f"run_dir={folder}/inside",
             ]
-            overrides += ["pipeline.worker_restarts=100", f"seed={args.seed}"]
+            overrides += ["pipeline.worker_restarts=100", f"seed={args.seed}", "elastic.availability.file=null"]
+            overrides += ["cluster.silent_loss_s=5"] if "frozen" in victims else []
             config = load_config(args.config, overrides)
             outcomes.append(asyncio.run(run_with_kills(config, victims, args.seed)))
         if args.driver:
