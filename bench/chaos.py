@@ -6,10 +6,10 @@
 
 Engines, rollout workers, environment workers and trainer ranks are killed inside one run (`--config`), in an order and
 after waits drawn from the seed; the next kill waits until the victim of the last one is back. Drivers (each with its
-Dask scheduler, which lives in its process) are killed as whole processes and resumed. With a configuration that has them
-(`examples/elastic.yaml`, whose trace is left out) preemptible slots are killed (`preemptible`), stopped (`frozen`) or
-told to go, and offered again when they have gone (`notice`); overlap workers are killed (`overlap`; recovered when the
-next step is trained). Checked: every sample ended once in the surviving line of checkpoints, no group was trained
+Dask scheduler, which lives in its process) are killed as whole processes and resumed. With a configuration that has
+them (`examples/elastic.yaml`, whose trace is left out) preemptible slots are killed (`preemptible`), stopped (`frozen`)
+or told to go, and offered again when they have gone (`notice`); overlap workers are killed (`overlap`; recovered when
+the next step is trained). Checked: every sample ended once in the surviving line of checkpoints, no group was trained
 twice, no version was used twice, no wait outlived its deadline, no return of training GPUs missed its own, each cause
 was printed once, no process is left. Prints each recovery. `--out` adds this seed's outcome to a file, so that kills
 accumulate over seeds.
