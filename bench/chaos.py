@@ -240,7 +240,7 @@ def main() -> None:
                 f"run_dir={folder}/inside",
             ]
             overrides += ["pipeline.worker_restarts=100", f"seed={args.seed}", "elastic.availability.file=null"]
-            overrides += ["cluster.silent_loss_s=5"] if "frozen" in victims else []
+            overrides += ["cluster.silent_loss_s=15"] if "frozen" in victims else []
             config = load_config(args.config, overrides)
             outcomes.append(asyncio.run(run_with_kills(config, victims, args.seed)))
         if args.driver:

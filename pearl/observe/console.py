@@ -34,6 +34,8 @@ class RunConsole:
         self.trainer_ready = False
         self.trainer_loss = ""
         self._header = False
+        self._stopped: set[tuple[str, int]] = set()
+        """Engines that were told to end."""
         self._warned: set[str] = set()
         if console.is_terminal:
             self.status = console.status("starting")
@@ -50,6 +52,10 @@ class RunConsole:
                 self._print("trainer ready")
             case ev.EngineLoaded():
                 self._print(f"engine {entry.worker} ready")
+            case ev.StopEngine():
+                self._stopped.add((entry.worker, entry.incarnation))
+            case ev.WorkerLost() if (entry.worker, entry.incarnation) in self._stopped:
+                pass  # as it was told to; the operation says why
             case ev.WorkerLost() | ev.EnvironmentWorkerLost():
                 self._print(f"[yellow]{entry.worker} is lost:[/] {_one_line(entry.reason)}")
             case ev.TrainerLost():
