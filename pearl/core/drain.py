@@ -37,10 +37,12 @@ MOVED_HALF = 1.8
 MOVED_POWER = 1.6
 """Turns that `pearl.core.routing` sends to another worker than the one with the prefix, as a function of how unevenly
 requests are in flight. Fitted to simulated batches: within 2 percentage points."""
-MARGIN = 1.45
+MARGIN = 1.1
+MARGIN_OF_GROUPS = 1.0
 CLIFF = 1.5
-"""Prefixes begin to be lost when they fill 1/1.45 of the memory, since batches differ and a cliff is not to be met on
-average; then lost ones grow so many times as fast as what does not fit. Fitted to simulated batches."""
+"""Prefixes begin to be lost when what they are expected to fill, times 1.1 + 1/sqrt(groups), is the memory: a cliff is
+not to be met on average, and batches of few tasks differ much. Then lost ones grow 1.5 times as fast as what does not
+fit. Fitted to simulated batches."""
 TAIL = 0.8
 """Standard deviations by which the last of a batch's trajectories exceeds the mean of those with its number of turns.
 Fitted to simulated batches of 16 to 128 trajectories, over which it hardly changes."""
@@ -111,6 +113,7 @@ class _Batch:
         self.answering = self.answering.astype(float)[:, None]
         # A group's first prompt is computed and held once on each worker that has members of it.
         group = max(1.0, profile.workload.group_size)
+        self.margin = MARGIN + MARGIN_OF_GROUPS / max(1.0, batch / group) ** 0.5
         prompt = self.turns.new[0]
         self.shared = prompt * np.maximum(0.0, 1.0 - self.prefill / group)
         self.shared_decode = prompt * np.maximum(0.0, 1.0 - self.decode / group)
@@ -254,7 +257,7 @@ class _Batch:
         """
         if not self.model.capacity:
             return np.zeros_like(load)
-        wanted = MARGIN * load * np.maximum(tokens, 1.0)
+        wanted = self.margin * load * np.maximum(tokens, 1.0)
         short = CLIFF * (1.0 - self.engine.kv_capacity_tokens / wanted)
         return np.minimum(np.maximum(short, 0.0), 1.0)
 
