@@ -65,7 +65,7 @@ class Fleet:
         """Prefill worker and decode worker, with incarnations, of a request whose prefill half is not released."""
         self._holders: list[WorkerSlot] = []
         """Workers that loaded the newest weights; they may have changed since."""
-        self._loads: Counter[int] = Counter()
+        self.loads: Counter[int] = Counter()
         """Outstanding SyncWeights by version."""
         self._retired = -1
 
@@ -177,7 +177,7 @@ class Fleet:
         worker.synced(event.version, now)
         if event.version == self.version:
             self._holders.append(worker)
-        if self.version - 1 > self._retired and not any(v < self.version for v in self._loads):
+        if self.version - 1 > self._retired and not any(v < self.version for v in self.loads):
             self._retired = self.version - 1
             self.emit(ev.RetireSnapshots(self._retired))  # nobody can still be reading an older one
 
@@ -302,9 +302,9 @@ class Fleet:
 
     def _load_ended(self, worker: WorkerSlot) -> None:
         if worker.syncing is not None:
-            self._loads[worker.syncing] -= 1
-            if not self._loads[worker.syncing]:
-                del self._loads[worker.syncing]
+            self.loads[worker.syncing] -= 1
+            if not self.loads[worker.syncing]:
+                del self.loads[worker.syncing]
         worker.syncing = None
 
     # --- one step closer --------------------------------------------------------------------------
@@ -420,12 +420,12 @@ class Fleet:
         if self.version < 0:
             return
         w.awaits, w.syncing = Awaited.SYNC, self.version
-        self._loads[self.version] += 1
+        self.loads[self.version] += 1
         self.emit(ev.SyncWeights(w.name, w.incarnation, self.version, self._peers(w)))
 
     def _peers(self, worker: WorkerSlot) -> tuple[str, ...]:
         """A few holders of the newest weights, other ones for each that asks, so that the load is spread."""
-        holders, first = self._holders, self._loads[self.version]
+        holders, first = self._holders, self.loads[self.version]
         some = (holders[(first + i) % len(holders)] for i in range(min(2 * PEERS, len(holders))))
         return tuple(w.name for w in some if w.version == self.version and w is not worker)[:PEERS]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from pearl.core.fleet import Fleet
@@ -110,6 +111,8 @@ def check_fleet(fleet: Fleet) -> None:
             assert not owns or not asleep or waking, f"{name} is {worker.activity} and owns its GPUs"
         if worker.admission is not None:
             assert name in fleet.groups[worker.admission].members, f"{name} waits for a group that is not there"
+    loads = Counter(w.syncing for w in fleet.workers.values() if w.syncing is not None)
+    assert fleet.loads == loads, f"{fleet.loads} are counted as being loaded, and {loads} are"
     for group in fleet.groups.values():
         assert group.members and group.loaded <= group.members.keys() >= group.synced, f"group {group.number} is wrong"
         assert not group.open or len(group.synced) < len(group.members), f"group {group.number} was not admitted"
