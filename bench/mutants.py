@@ -21,6 +21,7 @@ import ast
 import json
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -243,6 +244,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the mutant in play ends with it
     began = time.monotonic()
     possible = [place for module in MACHINES for place in places_of(module)]
     order = random.Random(f"mutants {args.seed}").sample(possible, len(possible))
