@@ -103,7 +103,12 @@ async def test_trl_6797_an_error_of_the_weight_update_is_raised(tmp_path: Path, 
 
     In PEARL the error is raised with the engine's words, and the engine serves nothing from then on.
     """
-    answers = {"begin_weight_update": "{}", "end_weight_update": "{}", "update_weights_from_tensor": answer}
+    answers = {
+        "flush_cache": "{}",
+        "begin_weight_update": "{}",
+        "end_weight_update": "{}",
+        "update_weights_from_tensor": answer,
+    }
     async with peer(**answers) as (_, port), Client(port, tmp_path) as client:
         with pytest.raises(EngineError, match=said):
             await client.load_snapshot(tmp_path, 1, timeout_s=LONG_S)
@@ -112,7 +117,7 @@ async def test_trl_6797_an_error_of_the_weight_update_is_raised(tmp_path: Path, 
 
 async def test_trl_6797_a_weight_update_that_never_ends_is_given_up(tmp_path: Path) -> None:
     """See above: in PEARL it ends at its deadline, and the session that it had opened is ended too."""
-    answers = {"begin_weight_update": "{}", "end_weight_update": "{}"}
+    answers = {"flush_cache": "{}", "begin_weight_update": "{}", "end_weight_update": "{}"}
     async with peer(**answers) as (served, port), Client(port, tmp_path) as client:
         with ends_at(), pytest.raises(EngineTimeout, match=r"did not load version 1 within 0\.3 s"):
             async with asyncio.timeout(LONG_S):

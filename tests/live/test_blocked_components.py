@@ -130,7 +130,7 @@ async def test_an_abort_that_is_never_acknowledged(tmp_path: Path) -> None:
 
 async def test_a_load_that_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(update, "SESSION_END_S", LIMIT_S)
-    async with peer(begin_weight_update="{}") as (served, port), Client(port, tmp_path) as client:
+    async with peer(flush_cache="{}", begin_weight_update="{}") as (served, port), Client(port, tmp_path) as client:
         with ends_at(2 * LIMIT_S), pytest.raises(EngineTimeout, match=r"did not load version 3 within 0\.3 s"):
             await client.load_snapshot(tmp_path, 3, timeout_s=LIMIT_S)
         assert served.asked[-1] == "/end_weight_update", "the session is ended, or tried to be"
