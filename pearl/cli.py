@@ -14,7 +14,7 @@ import yaml
 from rich.console import Console
 
 from pearl.env_command import app as env_app
-from pearl.errors import UserError
+from pearl.errors import RunFailed, UserError
 
 app = typer.Typer(
     help="PEARL: asynchronous GRPO for LLM agents on GPUs that come and go.",
@@ -242,8 +242,15 @@ def main() -> None:
     try:
         app()
     except UserError as error:
-        Console(stderr=True).print(f"[red]error:[/] {error}", highlight=False, soft_wrap=True)
+        _say(error)
         sys.exit(2)
+    except RunFailed as error:
+        _say(error)
+        sys.exit(1)
+
+
+def _say(error: Exception) -> None:
+    Console(stderr=True).print(f"[red]error:[/] {error}", highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from pearl.core.layout import Zone
 from pearl.core.pipeline import Pipeline
 from pearl.core.scheduler import Scheduler
 from pearl.core.trajectory import Trajectory, TrajectoryId
+from pearl.errors import RunFailed
 from pearl.live.actors import ActorClasses, Actors
 from pearl.live.environments import EnvironmentWorkers
 from pearl.live.journal import Journal
@@ -120,9 +121,13 @@ class Driver:
 
     async def run(self) -> ev.FinishRun:
         """Start everything, go on until the machine finishes the run."""
-        with self.waits.open("driver", "the Dask scheduler", self.config.deadlines.worker_start_s):
-            async with asyncio.timeout(self.config.deadlines.worker_start_s):
-                await self._stack.enter_async_context(self.cluster)
+        try:
+            await self.waits.until(
+                "driver", "the Dask scheduler (deadlines.worker_start_s)", self.config.deadlines.worker_start_s,
+                self._stack.enter_async_context(self.cluster),
+            )  # fmt: skip
+        except TimeoutError as error:
+            raise RunFailed(str(error)) from None
         self.post(self._run_started())
         await self.slots.connect()
         self._spawn(self._start_trainer())

@@ -12,6 +12,7 @@ from pearl.cluster.binding import bind
 from pearl.cluster.local import LocalCluster
 from pearl.config.load import make_config
 from pearl.core import events as ev
+from pearl.errors import RunFailed
 from pearl.live import actors
 from pearl.live.actors import ActorClasses
 from pearl.live.driver import Driver
@@ -54,10 +55,14 @@ async def test_a_scheduler_that_does_not_start(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(LocalCluster, "__aenter__", never)
     run, _ = driver(tmp_path, Willing, worker_start_s=LIMIT_S)
-    with ends_at(), pytest.raises(TimeoutError):
+    with ends_at(), pytest.raises(RunFailed, match=r"driver waited in vain for the Dask scheduler .*: 0\.3 s passed"):
         await run.run()
     (wait,) = run.waits.ended  # type: ignore[attr-defined]
-    assert (wait.waiter, wait.awaited, wait.timeout_s) == ("driver", "the Dask scheduler", LIMIT_S)
+    assert (wait.waiter, wait.awaited, wait.timeout_s) == (
+        "driver",
+        "the Dask scheduler (deadlines.worker_start_s)",
+        LIMIT_S,
+    )
     await close(run)
 
 
