@@ -258,7 +258,7 @@ async def test_breaking_what_worked_costs(backend, play) -> None:  # type: ignor
 
 
 def test_an_unknown_family_lists_the_known_ones(backend: BubblewrapBackend) -> None:
-    with pytest.raises(UserError, match="bugfix, files, letters, shell"):
+    with pytest.raises(UserError, match="bugfix, files, letters, phases, shell, swebench"):
         make_family(EnvironmentConfig(family="fils"), backend)
 
 
