@@ -39,6 +39,8 @@ MACHINES = (
 )  # fmt: skip
 COMPARED = 60
 """Schedules in which a mutant that is counted must change an instruction or break something."""
+LIMIT_BYTES = 2 << 30
+"""Of address space: a mutant may loop for ever over instructions that it keeps."""
 LIMIT_S = 600.0
 """A mutant that takes longer loops for ever inside of one event."""
 SAID = frozenset({
@@ -182,10 +184,11 @@ def _text(statement: ast.stmt) -> bool:
 # --- what the search says of it ---------------------------------------------------------------------
 
 PLAY = """
-import hashlib, json, sys
+import hashlib, json, resource, sys
 from pearl.core import events as ev
 from pearl.sim.faults import play_seed
 
+resource.setrlimit(resource.RLIMIT_AS, 2 * (int(sys.argv[4]),))
 schedules, compared, original = int(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
 seen = []
 for seed in range(schedules):
@@ -213,7 +216,16 @@ class Copy:
 
     def play(self, schedules: int, original: list[str]) -> dict[str, Any]:
         """Up to the first broken schedule; `original` has what the first ones give without a change."""
-        command = [sys.executable, "-B", "-c", PLAY, str(schedules), str(COMPARED), json.dumps(original)]
+        command = [
+            sys.executable,
+            "-B",
+            "-c",
+            PLAY,
+            str(schedules),
+            str(COMPARED),
+            json.dumps(original),
+            str(LIMIT_BYTES),
+        ]
         done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=LIMIT_S)
         if not done.stdout:
             return {"seed": None, "what": done.stderr.strip().splitlines()[-1]}
