@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pearl.core import events as ev
 from pearl.core.layout import Role, SlotInfo, Zone
+from pearl.core.state import Awaited, WorkerSlot
 from pearl.core.telemetry import TurnTelemetry
 from pearl.core.trajectory import FinishReason, TrajectoryId
 from pearl.sim.search.case import Kind
@@ -15,6 +16,13 @@ from pearl.sim.search.deadlines import TYPICAL_AND_DEADLINE_S
 if TYPE_CHECKING:
     from pearl.sim.search.world import World
 
+INSTRUCTION = {
+    Awaited.START: "StartEngine",
+    Awaited.SYNC: "SyncWeights",
+    Awaited.SWITCH: "SwitchRole",
+    Awaited.RELEASE: "ReleaseEngine",
+    Awaited.RESUME: "ResumeEngine",
+}
 Worded = ev.StartEngine | ev.SyncWeights | ev.SwitchRole | ev.ReleaseEngine | ev.ResumeEngine | ev.AbortRequests
 AWAY_S = (6.0, 60.0)
 """Until a slot that left is offered again."""
@@ -44,6 +52,8 @@ class Engine:
     loading: int = -1
     loaded: int = -1
     """The version that it fetched last; its host has it."""
+    stopping: bool = False
+    aborting: bool = False
     busy: str = ""
     """The instruction that it is carrying out, an abort excepted."""
     requests: dict[TrajectoryId, Request] = field(default_factory=dict)
@@ -194,6 +204,7 @@ class Engines:
 
     def stop(self, i: ev.StopEngine) -> None:
         if engine := self.alive(i.worker, i.incarnation):
+            engine.stopping = True
             delay_s = self.world.takes_s(i, i.worker, i.incarnation)
             self.world.after(delay_s, self.die, engine, i.reason)
 
@@ -346,6 +357,7 @@ class Engines:
         engine = self.alive(i.worker, i.incarnation)
         if engine is None:
             return
+        engine.aborting = True
         fate, _ = self.world.fate(i)
         if fate in (Kind.ANSWER_LOST, Kind.REFUSED):
             limit_s = TYPICAL_AND_DEADLINE_S["AbortRequests"][1] * (fate is Kind.ANSWER_LOST)
@@ -362,10 +374,24 @@ class Engines:
         for request in list(engine.prefills.values()):
             late_s = self.chance.delay_s(0.3, 2.0, "half aborted", request.sent.trajectory)
             self.world.after(late_s, self._half_aborted, request)
+        engine.aborting = False
         self.world.post(ev.AbortAcknowledged(engine.worker, engine.incarnation))
 
     def _half_aborted(self, request: Request) -> None:
         self._end(request, FinishReason.ABORT, with_tokens=False)
+
+    def check_awaited(self, worker: WorkerSlot) -> None:
+        """What the machine waits for has been asked for: holds while no word is on its way to the driver."""
+        engine = self.alive(worker.name, worker.incarnation)
+        if worker.awaits is not None:
+            assert engine is not None, f"{worker.name} is dead, and its {worker.awaits} is awaited"
+            asked = engine.stopping if worker.awaits is Awaited.STOP else engine.busy == INSTRUCTION[worker.awaits]
+            assert asked, f"{worker.name}: {worker.awaits} is awaited and was not asked for"
+        assert not (worker.running and worker.aborting) or (engine is not None and engine.aborting), (
+            f"{worker.name}: nobody aborts"
+        )
+        here = engine.requests.keys() if engine is not None else set()
+        assert worker.in_flight.keys() == here, f"{worker.name} has other requests than the machine knows of"
 
     # --- the trainer's GPUs -----------------------------------------------------------------------
 

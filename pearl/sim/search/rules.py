@@ -37,6 +37,8 @@ class Rules:
         self.tokens: Counter[TrajectoryId] = Counter()
         """All that came back, prompts and observations too."""
         self.turn_tokens: Counter[TrajectoryId] = Counter()
+        self.turns: Counter[TrajectoryId] = Counter()
+        """Whole responses."""
         self.cut: set[TrajectoryId] = set()
         """Their last response was cut off by the limit of all tokens."""
         self.oldest_step: dict[TrajectoryId, int] = {}
@@ -79,6 +81,8 @@ class Rules:
                 self.tokens[event.trajectory] += event.tokens
                 self.turn_tokens[event.trajectory] += event.tokens
                 full = self.tokens[event.trajectory] >= self.case.pipeline.max_trajectory_tokens
+                interrupted = event.finish in (FinishReason.ABORT, FinishReason.LOST)
+                self.turns[event.trajectory] += not interrupted or self.room(event.trajectory) <= 0
                 if full and event.finish is not FinishReason.STOP:
                     self.cut.add(event.trajectory)
                 if event.tokens:
@@ -172,7 +176,8 @@ class Rules:
                 assert self.turn_tokens[i.trajectory], f"{i.trajectory}: an empty response for its environment"
                 assert i.trajectory not in self.cut, f"{i.trajectory}: a response that is cut off for its environment"
             case ev.ScoreTrajectory():
-                assert self.turn_tokens[i.trajectory] or i.turns, f"{i.trajectory} is scored without a token"
+                turns = self.turns[i.trajectory]
+                assert i.turns == turns > 0, f"{i.trajectory} is scored with {i.turns} turns, it took {turns}"
             case ev.QuarantineTask():
                 failed = len(self._own_failures[i.task])
                 assert failed >= self.case.pipeline.quarantine_after, f"task {i.task}: {failed} groups, quarantined"
@@ -202,13 +207,18 @@ class Rules:
             assert worker not in self._gone, f"{worker}: {what} for a slot that is known to be gone"
 
     def _generate(self, i: ev.Generate) -> None:
-        s, id = self.case.pipeline, i.trajectory
+        id = i.trajectory
         assert i.version == self._version, f"{i.worker} is asked for v{i.version}, the newest is v{self._version}"
         for worker in filter(None, (i.worker, i.prefill_worker)):
             life, *_ = self._noticed.get(worker, (0,))
             assert life != self._life[worker], f"{worker} gets a request and has a notice"
-        room = min(s.max_response_tokens - self.turn_tokens[id], s.max_trajectory_tokens - self.tokens[id])
+        room = self.room(id)
         assert 0 < i.max_new_tokens == room, f"{id} may generate {i.max_new_tokens} tokens, there is room for {room}"
+
+    def room(self, id: TrajectoryId) -> int:
+        """Tokens that its turn may still generate."""
+        s = self.case.pipeline
+        return min(s.max_response_tokens - self.turn_tokens[id], s.max_trajectory_tokens - self.tokens[id])
 
     def _end(self, i: ev.EndSample) -> None:
         assert i.sample in self.drawn, f"{i.sample} ends and was never drawn"

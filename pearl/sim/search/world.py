@@ -194,6 +194,9 @@ class World:
                 self._turns[instruction.trajectory] += 1
         self.machine.validate()
         self.rules.check(self.now, self.pipeline)
+        if not self._posted:
+            for worker in self.pipeline.fleet.workers.values():
+                self.engines.check_awaited(worker)
         if isinstance(event, FREES_TRAINER):
             self._check_borrowing()
         return None
