@@ -268,6 +268,9 @@ class Elastic:
             worker = self.fleet.workers[name]
             assert worker.present and worker.goal is Goal.SERVING, f"{name} is counted, and is to be {worker.goal}"
             assert worker.admission is None or worker.admission in self._switches, f"{name} waits and is counted"
+        for worker in self.fleet.workers.values():
+            kept = worker.present and worker.goal is Goal.AWAY and not worker.running and not worker.overlap
+            assert not kept, f"{worker.name} is not wanted and not given back"
         for number, expansion in self.rebuilder.expansions.items():
             members = self.fleet.groups[number].members
             assert members.keys() == set(expansion.members), f"expansion {number} and its group differ"

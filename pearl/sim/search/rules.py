@@ -37,6 +37,8 @@ class Rules:
         self.tokens: Counter[TrajectoryId] = Counter()
         """All that came back, prompts and observations too."""
         self.turn_tokens: Counter[TrajectoryId] = Counter()
+        self.doomed: set[TrajectoryId] = set()
+        """Their last turn failed or was empty."""
         self.turns: Counter[TrajectoryId] = Counter()
         """Whole responses."""
         self.cut: set[TrajectoryId] = set()
@@ -82,6 +84,9 @@ class Rules:
                 self.turn_tokens[event.trajectory] += event.tokens
                 full = self.tokens[event.trajectory] >= self.case.pipeline.max_trajectory_tokens
                 interrupted = event.finish in (FinishReason.ABORT, FinishReason.LOST)
+                empty = not interrupted and not self.turn_tokens[event.trajectory]
+                if empty or event.finish is FinishReason.FAILED:
+                    self.doomed.add(event.trajectory)
                 self.turns[event.trajectory] += not interrupted or self.room(event.trajectory) <= 0
                 if full and event.finish is not FinishReason.STOP:
                     self.cut.add(event.trajectory)
@@ -263,6 +268,13 @@ class Rules:
         for sample in undone:
             del self.ended[sample]
         self._batch = ()
+
+    def resumed(self, pipeline: Pipeline) -> None:
+        """After a driver was restored: whatever was begun goes on."""
+        kept = {attempt.id for attempt in pipeline.suspended}
+        over = self.scored | self.discarded | self.doomed
+        lost = [id for id in self.opened - over - kept if self.tokens[id]]
+        assert not lost, f"begun, and forgotten by the restored run: {sorted(map(str, lost))}"
 
     # --- after every event ------------------------------------------------------------------------
 

@@ -146,6 +146,7 @@ class World:
             self.records.write("rollback", step=step)
             self.rules.roll_back(step)
             self.pipeline.validate()
+            self.rules.resumed(self.pipeline)
         names, infos = self.engines.begin()
         self.post(ev.RunStarted(names, self.environments.begin(), infos))
         self.trainer.begin(step, version)
