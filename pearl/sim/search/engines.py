@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pearl.core import events as ev
 from pearl.core.layout import Role, SlotInfo, Zone
-from pearl.core.state import Awaited, WorkerSlot
+from pearl.core.state import Awaited, Goal, WorkerSlot
 from pearl.core.telemetry import TurnTelemetry
 from pearl.core.trajectory import FinishReason, TrajectoryId
 from pearl.sim.search.case import Kind
@@ -357,6 +357,9 @@ class Engines:
         engine = self.alive(i.worker, i.incarnation)
         if engine is None:
             return
+        worker = self.world.pipeline.fleet.workers[i.worker]
+        stays = worker.goal is Goal.SERVING and worker.role is worker.goal_role
+        assert self.world.case.pipeline.abort_on_update or not stays, f"{i.worker} is to drain, and is interrupted"
         engine.aborting = True
         fate, _ = self.world.fate(i)
         if fate in (Kind.ANSWER_LOST, Kind.REFUSED):
@@ -395,11 +398,14 @@ class Engines:
 
     # --- the trainer's GPUs -----------------------------------------------------------------------
 
+    def holds(self, name: str) -> bool:
+        """An engine has memory on the slot's GPUs."""
+        engine = self.engines.get(name)
+        return engine is not None and engine.alive and engine.resident
+
     def trainer_takes(self, names: tuple[str, ...]) -> None:
         for name in names:
-            engine = self.engines.get(name)
-            holds = engine is not None and engine.alive and engine.resident
-            assert not holds, f"the trainer comes back beside the engine of {name}"
+            assert not self.holds(name), f"the trainer comes back beside the engine of {name}"
             self.trainer_holds.add(name)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
@@ -34,7 +35,7 @@ from pearl.sim.search.deadlines import EVENTS, LATE_SHARE, RUN_S, TIMER_LATE_S, 
 from pearl.sim.search.engines import Engines
 from pearl.sim.search.environments import EnvironmentWorkers
 from pearl.sim.search.records import Records
-from pearl.sim.search.rules import Rules
+from pearl.sim.search.rules import LAG_S, Rules
 from pearl.sim.search.trainer import Trainer
 
 PROFILE = Profile(
@@ -96,6 +97,10 @@ class World:
         self._posted: deque[Event] = deque()
         self._heap: list[tuple[float, float, int, Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
         self._number = itertools.count()
+        self._returning: tuple[float, tuple[str, ...]] = (math.inf, ())
+        """Since when which borrowed slots are on their way back."""
+        deadline_s = case.elastic.return_deadline_s if case.elastic else 0.0
+        self._return_limit_s = deadline_s + TIMER_LATE_S + TYPICAL_AND_DEADLINE_S["StopEngine"][1] + LAG_S
         self._fault: Fault | None = None
         """Of the instruction that is being carried out."""
         self._carry: dict[type[Instruction], Callable[[Any], object]] = {
@@ -136,6 +141,7 @@ class World:
     def _begin(self) -> None:
         """A driver starts, from the records if there are any. Everything that ran under another one has ended."""
         self._heap, self._posted, self._fault = [], deque(), None
+        self._returning = (math.inf, ())
         self._make_machine()
         self.rules.new_driver()
         step, version = 0, 0
@@ -198,6 +204,11 @@ class World:
         if not self._posted:
             for worker in self.pipeline.fleet.workers.values():
                 self.engines.check_awaited(worker)
+        since_s, slots = self._returning
+        for name in slots if self.now > since_s + self._return_limit_s else ():
+            assert not self.engines.holds(name), (
+                f"{name} has an engine {self.now - since_s:.1f} s after its return began"
+            )
         if isinstance(event, FREES_TRAINER):
             self._check_borrowing()
         return None
@@ -238,7 +249,11 @@ class World:
 
     def _check_return(self, i: ev.RecordOperation) -> None:
         """Borrowed GPUs are kept as long as somebody serves on them and the trainer does not need them."""
-        if (i.kind, i.phase) == ("return", "began") and self.trainer.alive:
+        if i.kind != "return":
+            return
+        if i.phase in ("began", "done"):
+            self._returning = (self.now, i.workers) if i.phase == "began" else (math.inf, ())
+        if i.phase == "began" and self.trainer.alive:
             engines = [self.engines.engines.get(name) for name in i.workers]
             serving = [e.worker for e in engines if e is not None and e.alive and e.version is not None]
             assert not serving or self.rules.batch_waits(self.pipeline), f"{serving} serve, and their GPUs go back"
