@@ -390,6 +390,7 @@ class Engines:
             assert engine is not None, f"{worker.name} is dead, and its {worker.awaits} is awaited"
             asked = engine.stopping if worker.awaits is Awaited.STOP else engine.busy == INSTRUCTION[worker.awaits]
             assert asked, f"{worker.name}: {worker.awaits} is awaited and was not asked for"
+        assert worker.running or engine is None, f"{worker.name} is thought to be gone, and its engine runs"
         assert not (worker.running and worker.aborting) or (engine is not None and engine.aborting), (
             f"{worker.name}: nobody aborts"
         )

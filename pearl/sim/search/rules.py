@@ -37,6 +37,8 @@ class Rules:
         self.tokens: Counter[TrajectoryId] = Counter()
         """All that came back, prompts and observations too."""
         self.turn_tokens: Counter[TrajectoryId] = Counter()
+        self.responded: set[TrajectoryId] = set()
+        """Their present response is whole."""
         self.doomed: set[TrajectoryId] = set()
         """Their last turn failed or was empty."""
         self.turns: Counter[TrajectoryId] = Counter()
@@ -60,6 +62,8 @@ class Rules:
         """What is known of workers and of the trainer ends with the driver."""
         self._batch: tuple[TrajectoryId, ...] = ()
         self._trainer_ready = False
+        self.retired = -1
+        """Snapshots up to this version are removed."""
         self._complete_s: float | None = None
         self._version = -1
         self._lost: set[tuple[str, int]] = set()
@@ -87,7 +91,9 @@ class Rules:
                 empty = not interrupted and not self.turn_tokens[event.trajectory]
                 if empty or event.finish is FinishReason.FAILED:
                     self.doomed.add(event.trajectory)
-                self.turns[event.trajectory] += not interrupted or self.room(event.trajectory) <= 0
+                if not interrupted or self.room(event.trajectory) <= 0:
+                    self.turns[event.trajectory] += 1
+                    self.responded.add(event.trajectory)
                 if full and event.finish is not FinishReason.STOP:
                     self.cut.add(event.trajectory)
                 if event.tokens:
@@ -96,6 +102,7 @@ class Rules:
             case ev.EnvironmentStepped() if event.stop is None:
                 self.tokens[event.trajectory] += event.observation_tokens
                 self.turn_tokens[event.trajectory] = 0
+                self.responded.discard(event.trajectory)
             case ev.TrajectoryScored():
                 self.scored.add(event.trajectory)
 
@@ -168,6 +175,7 @@ class Rules:
                 self._stopped.add((i.worker, i.incarnation))
             case ev.RetireSnapshots():
                 assert i.version < self._version, f"v{i.version} is retired and is the newest"
+                self.retired = i.version
             case ev.DrawGroup():
                 members = {SampleId(i.group, m) for m in range(self.case.pipeline.group_size)}
                 assert not members & self.drawn, f"group {i.group} is drawn twice"
@@ -218,6 +226,7 @@ class Rules:
             life, *_ = self._noticed.get(worker, (0,))
             assert life != self._life[worker], f"{worker} gets a request and has a notice"
         room = self.room(id)
+        assert id not in self.responded, f"{id} has answered this turn and is asked again"
         assert 0 < i.max_new_tokens == room, f"{id} may generate {i.max_new_tokens} tokens, there is room for {room}"
 
     def room(self, id: TrajectoryId) -> int:

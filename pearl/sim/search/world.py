@@ -204,6 +204,8 @@ class World:
         if not self._posted:
             for worker in self.pipeline.fleet.workers.values():
                 self.engines.check_awaited(worker)
+            if isinstance(event, ev.WeightsSynced):
+                self._check_retired()
         since_s, slots = self._returning
         for name in slots if self.now > since_s + self._return_limit_s else ():
             assert not self.engines.holds(name), (
@@ -257,6 +259,16 @@ class World:
             engines = [self.engines.engines.get(name) for name in i.workers]
             serving = [e.worker for e in engines if e is not None and e.alive and e.version is not None]
             assert not serving or self.rules.batch_waits(self.pipeline), f"{serving} serve, and their GPUs go back"
+
+    def _check_retired(self) -> None:
+        """Once nobody loads an older one, all snapshots but the newest are removed."""
+        fleet = self.pipeline.fleet
+        newest = any(w.version == fleet.version for w in fleet.workers.values())
+        older = any(w.syncing is not None and w.syncing < fleet.version for w in fleet.workers.values())
+        removed = not newest or older or self.rules.retired == fleet.version - 1
+        assert removed or fleet.version == 0, (
+            f"v{self.rules.retired} is the last one removed, v{fleet.version} the newest"
+        )
 
     def _check_borrowing(self) -> None:
         """With `always`, GPUs are lent whenever the trainer begins to wait."""
