@@ -177,9 +177,6 @@ class Fleet:
         worker.synced(event.version, now)
         if event.version == self.version:
             self._holders.append(worker)
-        if self.version - 1 > self._retired and not any(v < self.version for v in self.loads):
-            self._retired = self.version - 1
-            self.emit(ev.RetireSnapshots(self._retired))  # nobody can still be reading an older one
 
     def switched(self, event: ev.RoleSwitched, now: float) -> None:
         """A word about the role that it has already is a repeated one, not the answer to the next switch."""
@@ -288,8 +285,7 @@ class Fleet:
 
     def _gone(self, worker: WorkerSlot, reason: str, now: float) -> None:
         self.router.leave(worker)
-        if worker.awaits is Awaited.SYNC or worker.syncing is not None:
-            self._load_ended(worker)
+        self._load_ended(worker)
         worker.awaits = None
         worker.to(Activity.GONE, now, reason)
         self.gone.append((worker, reason))
@@ -301,11 +297,16 @@ class Fleet:
             group.synced.discard(worker.name)
 
     def _load_ended(self, worker: WorkerSlot) -> None:
-        if worker.syncing is not None:
-            self.loads[worker.syncing] -= 1
-            if not self.loads[worker.syncing]:
-                del self.loads[worker.syncing]
+        """It holds the weights, or is gone. Once nobody can be reading an older snapshot, those go."""
+        if worker.syncing is None:
+            return
+        self.loads[worker.syncing] -= 1
+        if not self.loads[worker.syncing]:
+            del self.loads[worker.syncing]
         worker.syncing = None
+        if self.version - 1 > self._retired and not any(v < self.version for v in self.loads):
+            self._retired = self.version - 1
+            self.emit(ev.RetireSnapshots(self._retired))
 
     # --- one step closer --------------------------------------------------------------------------
 

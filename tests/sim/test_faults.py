@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pearl.core import events as ev
+from pearl.core.events import Instruction
 from pearl.core.fleet import Fleet
 from pearl.core.layout import Role
 from pearl.core.rollout import Rollout
@@ -76,6 +77,25 @@ def test_a_repeated_change_of_role_answers_no_later_one() -> None:
     assert worker.awaits is Awaited.SWITCH
     table.switched(ev.RoleSwitched("w0", 1, Role.DECODE), 0.0)
     assert worker.awaits is None and worker.role is Role.DECODE
+
+
+def test_snapshots_go_when_the_last_one_that_read_them_is_lost() -> None:
+    """Found by the search: they stayed until some engine had loaded newer ones."""
+    out: list[Instruction] = []
+    table = Fleet(out.append, Router(4), abort_on_update=True, restarts=1)
+    table.start_all(("w0", "w1"))
+    table.published(0)
+    table.settle(0.0)
+    for name in ("w0", "w1"):
+        table.loaded(ev.EngineLoaded(name, 1), 0.0)
+    table.settle(0.0)
+    table.synced(ev.WeightsSynced("w0", 1, 0), 0.0)
+    table.published(1)
+    table.settle(0.0)
+    table.synced(ev.WeightsSynced("w0", 1, 1), 0.0)
+    assert not [i for i in out if isinstance(i, ev.RetireSnapshots)], "w1 reads the first ones"
+    table.lost(ev.WorkerLost("w1", 1, "killed"), 0.0)
+    assert out[-1] == ev.RetireSnapshots(0)
 
 
 def test_a_fault_of_the_machine_is_found_shrunk_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
