@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 import yaml
 from rich.console import Console
+from rich.markup import escape
 
 from pearl.env_command import app as env_app
 from pearl.errors import RunFailed, UserError
@@ -250,7 +251,7 @@ def main() -> None:
 
 
 def _say(error: Exception) -> None:
-    Console(stderr=True).print(f"[red]error:[/] {error}", highlight=False, soft_wrap=True)
+    Console(stderr=True).print(f"[red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

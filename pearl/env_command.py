@@ -20,6 +20,7 @@ from pearl.errors import UserError
 if TYPE_CHECKING:
     from envs.sandbox.protocol import SandboxBackend
     from envs.swebench.builder import Builder
+    from envs.swebench.load import BadRow
     from envs.swebench.mutate import Outcome
     from envs.swebench.record import TaskRecord
 
@@ -60,16 +61,18 @@ async def _workshop(cache: Path | None, build_s: float, builds: int = 1) -> Asyn
         builder.close()
 
 
-def _chosen(tasks: str, only: list[str] | None) -> list[TaskRecord]:
-    from envs.swebench.load import load_tasks
+def _chosen(tasks: str, only: list[str] | None) -> tuple[list[TaskRecord], list[BadRow]]:
+    """Tasks, and rows that are none: those are told, and do not stop the others."""
+    from envs.swebench.load import BadRow, read_tasks
 
-    records = load_tasks(tasks)
-    if not only:
-        return records
-    unknown = set(only) - {record.instance_id for record in records}
-    if unknown:
-        raise UserError(f"{tasks} has no task {sorted(unknown)[0]!r}", "`pearl env list` names its tasks.")
-    return [record for record in records if record.instance_id in only]
+    rows = read_tasks(tasks)
+    if only:
+        unknown = set(only) - {row.instance_id for row in rows}
+        if unknown:
+            raise UserError(f"{tasks} has no task {sorted(unknown)[0]!r}", "`pearl env list` names its tasks.")
+        rows = [row for row in rows if row.instance_id in only]
+    bad = [row for row in rows if isinstance(row, BadRow)]
+    return [row for row in rows if not isinstance(row, BadRow)], bad
 
 
 async def _each(records: list[TaskRecord], jobs: int | None, work: Callable[[TaskRecord], Awaitable[Any]]) -> list[Any]:
@@ -90,18 +93,28 @@ def _print(console: Console, text: str) -> None:
     console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
+def _tell(console: Console, bad: list[BadRow]) -> None:
+    for row in bad:
+        _print(console, f"{row.reason}: {row}")
+
+
 @app.command("list")
 def list_tasks(tasks: Tasks, only: Only = None, json: Json = False) -> None:
     """Show tasks: repository, Python, tests, how to build."""
-    records = _chosen(tasks, only)
+    records, bad = _chosen(tasks, only)
+    rows = [_row(record) for record in records]
     if json:
-        rows = [_row(record) for record in records]
-        print(json_module.dumps({"tasks": len(rows), "results": rows}))
+        faults = [{"instance_id": row.instance_id, "reason": f"{row.reason}: {row}"} for row in bad]
+        print(json_module.dumps({"tasks": len(rows) + len(bad), "results": rows, "bad_rows": faults}))
         return
-    table = Table("instance_id", "repo", "python", "source", "fail_to_pass", "pass_to_pass", "status")
-    for record in records:
-        table.add_row(*(str(value) for value in _row(record).values()))
-    Console().print(table)
+    console = Console()
+    table = Table()
+    for name in ("instance_id", "repo", "python", "source", "fail_to_pass", "pass_to_pass", "status"):
+        table.add_column(name, overflow="fold")  # a name that is cut could not be given to --only
+    for row in rows:
+        table.add_row(*(str(value) for value in row.values()))
+    console.print(table)
+    _tell(console, bad)
 
 
 def _row(record: TaskRecord) -> dict[str, Any]:
@@ -127,8 +140,9 @@ def build(
     json: Json = False,
 ) -> None:
     """Make repositories and virtual environments beforehand; what is there already is used."""
-    records = _chosen(tasks, only)
+    records, bad = _chosen(tasks, only)
     console = Console(stderr=json)
+    _tell(console, bad)
 
     async def main() -> list[dict[str, Any]]:
         from envs.swebench.errors import TaskError
@@ -148,7 +162,8 @@ def build(
 
             return await _each(records, jobs, one)
 
-    results = asyncio.run(main())
+    results = asyncio.run(main()) if records else []
+    results += [{"instance_id": row.instance_id, "seconds": 0.0, "reason": f"{row.reason}: {row}"} for row in bad]
     built = sum(not result["reason"] for result in results)
     if json:
         print(json_module.dumps({"tasks": len(results), "built": built, "results": results}))
@@ -173,8 +188,9 @@ def validate(
     json: Json = False,
 ) -> None:
     """Run each task's tests before and after its gold patch; keep the stable lists; look for leaks of the fix."""
-    records = _chosen(tasks, only)
+    records, bad = _chosen(tasks, only)
     console = Console(stderr=json)
+    _tell(console, bad)
 
     async def main() -> list[Any]:
         from envs.swebench.validate import validate as validate_task
@@ -196,17 +212,20 @@ def validate(
 
             return await _each(records, jobs, one)
 
-    results = asyncio.run(main())
+    results = asyncio.run(main()) if records else []
     valid = [result for result in results if result.valid]
     if output is not None:
         from envs.swebench.load import save_tasks
 
         save_tasks(output, [result.record for result in valid])
     if json:
+        from envs.swebench.validate import not_tried
+
         rows = [result.as_dict() for result in results]
+        rows += [not_tried(row.instance_id, f"{row.reason}: {row}") for row in bad]
         print(json_module.dumps({"tasks": len(rows), "valid": len(valid), "results": rows}))
     else:
-        _print(console, f"{len(valid)} of {len(results)} tasks are valid")
+        _print(console, f"{len(valid)} of {len(results) + len(bad)} tasks are valid")
     raise typer.Exit(0 if valid else 1)
 
 
@@ -280,7 +299,10 @@ def run(
     json: Json = False,
 ) -> None:
     """Play one task: by hand (commands from standard input), with the gold or another patch, or with a model."""
-    record = _chosen(tasks, [task] if task else None)[0]
+    records, bad = _chosen(tasks, [task] if task else None)
+    if not records:
+        raise UserError(str(bad[0]), "docs/environments.md lists the fields.")
+    record = records[0]
     if not record.fail_to_pass:
         raise UserError(f"{record.instance_id} has no FAIL_TO_PASS tests", "Run `pearl env validate` on it first.")
     text = record.patch if gold else _read(patch) if patch else None

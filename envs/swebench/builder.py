@@ -14,7 +14,7 @@ from pathlib import Path
 from envs.sandbox.protocol import Entry, SandboxImage
 from envs.sandbox.user import SandboxUser
 from envs.swebench.environments import make_environment
-from envs.swebench.errors import NoRecipe
+from envs.swebench.errors import BuildFailed, NoRecipe
 from envs.swebench.frameworks import named_tests
 from envs.swebench.interpreters import Python, find_python
 from envs.swebench.patches import Guard, parse_patch
@@ -70,6 +70,12 @@ class Builder:
         """Blocks; call it in a thread from a coroutine (`abuild`). What this builder has built is at hand at once."""
         if (built := self._built.get(record.instance_id)) is not None and built.record == record:
             return built
+        try:
+            return self._build(record)
+        except (OSError, ValueError) as error:  # a full disk, a name that no file can have
+            raise BuildFailed(f"{type(error).__name__}: {error}") from error
+
+    def _build(self, record: TaskRecord) -> BuiltTask:
         recipe = record.build or propose(record, self.store, self._tools())
         if recipe.image is not None:
             raise NoRecipe(f"{record.instance_id} is a container image ({recipe.image}), which needs such a backend")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
@@ -24,6 +25,11 @@ def _words(value: Any) -> Any:
         except ValueError as error:
             raise ValueError("neither a list nor a JSON list") from error
     return [] if value is None else value
+
+
+def _split(value: Any) -> Any:
+    """A command as one text, as SWE-bench's own recipes write it."""
+    return tuple(shlex.split(value)) if isinstance(value, str) else value
 
 
 TestIds = Annotated[tuple[str, ...], BeforeValidator(_words)]
@@ -51,7 +57,7 @@ class Recipe(Model):
     """Also install the repository itself (entry points, metadata); the tree still comes first on the path."""
     pythonpath: str = "."
     """Directories relative to the repository, separated by colons."""
-    test_cmd: tuple[str, ...] = Field((), max_length=500)
+    test_cmd: Annotated[tuple[str, ...], BeforeValidator(_split)] = Field((), max_length=500)
     """Arguments that run the tests; `python` is the environment's."""
     httpbin: bool = False
     """Serve httpbin on the sandbox's own loopback while commands run."""
@@ -102,9 +108,21 @@ class TaskRecord(Model):
     @classmethod
     def _is_a_patch(cls, text: str) -> str:
         try:
-            parse_patch(text)
+            parts = parse_patch(text)
         except PatchError as error:
             raise ValueError(str(error)) from None
+        for path in (path for part in parts for path in (part.path, part.old_path) if path is not None):
+            if "\0" in path or ".git" in path.split("/"):
+                raise ValueError(f"the patch changes {path!r}")
+        return text
+
+    @field_validator("problem_statement", "hints_text", "patch", "test_patch")
+    @classmethod
+    def _can_be_written(cls, text: str) -> str:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError("holds half a surrogate pair, which is no text") from error
         return text
 
     @model_validator(mode="after")

@@ -14,7 +14,7 @@ from pathlib import Path
 from envs.sandbox.protocol import Entry
 from envs.sandbox.user import SandboxUser
 from envs.swebench.errors import BuildFailed, PatchDoesNotApply
-from envs.swebench.patches import PatchError, parse_patch
+from envs.swebench.patches import FilePatch, PatchError, parse_patch
 from envs.swebench.record import Recipe
 from envs.swebench.tools import Tools
 
@@ -98,23 +98,44 @@ def apply_patch(tree: Path, patch: str, tools: Tools, *, fuzz: bool = True) -> d
             (scratch / path).parent.mkdir(parents=True, exist_ok=True)
             if (tree / path).is_file():
                 shutil.copy(tree / path, scratch / path)
-        (folder / "patch").write_text(patch if patch.endswith("\n") else patch + "\n")
-        _apply(scratch, folder / "patch", tools, fuzz)
+        _apply(scratch, parts, folder / "patch", tools, fuzz)
         return {path: _entry(scratch / path) for path in sorted(touched)}
 
 
-def _apply(scratch: Path, patch: Path, tools: Tools, fuzz: bool) -> None:
-    try:
-        tools.git(scratch, "apply", "--whitespace=nowarn", str(patch))
-        return
-    except BuildFailed as error:
-        said = str(error)
+def _apply(scratch: Path, parts: list[FilePatch], file: Path, tools: Tools, fuzz: bool) -> None:
+    """git takes all or nothing; as it is first, then with the files' line ends, which some data sets lose."""
+    said = ""
+    exact = "".join(part.text for part in parts)
+    fitted = "".join(_with_line_ends(part, scratch) for part in parts)
+    for text in dict.fromkeys((exact, fitted)):
+        file.write_bytes((text if text.endswith("\n") else text + "\n").encode())
+        try:
+            tools.git(scratch, "apply", "--whitespace=nowarn", str(file))
+            return
+        except BuildFailed as error:
+            said = said or str(error)
     if not fuzz or shutil.which("patch") is None:
         raise PatchDoesNotApply(said)
     try:
-        tools.run(["patch", "--batch", "--fuzz=5", "-p1", "-s", "-i", patch], scratch)
+        tools.run(["patch", "--batch", "--binary", "--fuzz=5", "-p1", "-s", "-i", file], scratch)
     except BuildFailed:
         raise PatchDoesNotApply(said) from None
+
+
+def _with_line_ends(part: FilePatch, tree: Path) -> str:
+    text = part.text.replace("\r\n", "\n")
+    file = tree / (part.old_path or part.path)
+    if not file.is_file() or b"\r\n" not in file.read_bytes():
+        return text
+    head, mark, hunks = text.partition("\n@@ ")
+    ended = "".join(
+        line[:-1] + "\r\n" if line[:1] in "+- " and line.endswith("\n") else line for line in _lines(mark[1:] + hunks)
+    )
+    return f"{head}\n{ended}" if mark else text
+
+
+def _lines(text: str) -> list[str]:
+    return [line + "\n" for line in text.split("\n")[:-1]] + [rest for rest in [text.rpartition("\n")[2]] if rest]
 
 
 def _entry(path: Path) -> Entry:

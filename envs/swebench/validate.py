@@ -50,6 +50,18 @@ class Validation:
         }
 
 
+def not_tried(instance_id: str, reason: str) -> dict[str, Any]:
+    """As `Validation.as_dict`, of a row that is no task."""
+    return {
+        "instance_id": instance_id,
+        "fails_before": False,
+        "passes_after": False,
+        "official_match": None,
+        "seconds": 0.0,
+        "reason": reason,
+    }
+
+
 async def validate(
     record: TaskRecord, builder: Builder, backend: SandboxBackend, *, runs: int, test_s: float
 ) -> Validation:
@@ -64,10 +76,14 @@ async def validate(
             after.append(await run_tests(built, backend, gold, test_s))
         leaks = await asyncio.to_thread(find_leaks, built)
     except TaskError as error:
-        return Validation(record, False, False, False, None, time.monotonic() - start, f"{error.reason}: {error}")
+        reason = f"{error.reason}: {error}"
     except InfrastructureError as error:
-        return Validation(record, False, False, False, None, time.monotonic() - start, f"infrastructure: {error}")
-    return compare(built, before, after, leaks, time.monotonic() - start)
+        reason = f"infrastructure: {error}"
+    except Exception as error:  # whatever a task holds, the others are still tried
+        reason = f"unexpected: {type(error).__name__}: {error}"
+    else:
+        return compare(built, before, after, leaks, time.monotonic() - start)
+    return Validation(record, False, False, False, None, time.monotonic() - start, reason)
 
 
 def compare(
