@@ -25,6 +25,13 @@ app = typer.Typer(
 )
 app.add_typer(env_app, name="env")
 
+POLICIES_HELP = (
+    "Settings of the schedulers (docs/simulator.md): pearl, pearl-paper, colocated, elastic, elastic-borrow, static-pd, "
+    "borrow, borrow-gated, fixed-pd, forced-pd, forced-pd-borrow, forced-pd-gated; or what a published system comes to "
+    "here: areal, roll, roll-large, laminar, rlboost, rlboost+, rose, seamlessflow, bidirl, rollart, nemo-rl, slime, "
+    "splitwise, dopd, ampd, ppd."
+)
+
 
 @app.callback()
 def root() -> None:
@@ -140,7 +147,7 @@ def export(
 
 @app.command()
 def simulate(
-    policy: Annotated[str, typer.Option(help="Named settings of the schedulers; see docs/simulator.md.")] = "pearl",
+    policy: Annotated[str, typer.Option(help=POLICIES_HELP)] = "pearl",
     trace: Annotated[
         str, typer.Option(help="abundant|moderate|scarce-calm|volatile, none, or a file of available GPUs over time.")
     ] = "moderate-volatile",

@@ -58,6 +58,8 @@ class DrainAware:
     """A response's KV gets back to the prefill worker; if not, the next turn computes it again."""
     chunk_tokens: int = 8192
     """Prompt tokens of one prefill iteration at most: prompts that wait together share its fixed cost."""
+    affinity: float = 1.0
+    """Share of turns that ask for the worker with their prefix (`PipelineSettings.affinity`)."""
     bubble: bool = True
     """Off: all trajectories decode all the time."""
     capacity: bool = True
@@ -265,5 +267,7 @@ class _Batch:
         """Share of the turns that go where their prefix is not. What moves them is the unevenness of the requests in
         flight: each of `load` trajectories a worker is in flight for this share of its time, so it is binomial."""
         power = (load * in_flight * np.maximum(1.0 - in_flight, 0.0)) ** MOVED_POWER
-        moved: Grid = MOVED_AT_MOST * (1.0 - 1.0 / workers) * power / (power + MOVED_HALF**MOVED_POWER)
-        return moved
+        elsewhere = 1.0 - 1.0 / workers
+        moved: Grid = elsewhere * MOVED_AT_MOST * power / (power + MOVED_HALF**MOVED_POWER)
+        astray = 1.0 - self.model.affinity
+        return moved + astray * (elsewhere - moved)

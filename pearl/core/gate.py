@@ -36,8 +36,10 @@ def ask_gate(
     slots: int,
     predicted_s: Callable[[int], float],
     toggle_s: Callable[[int], float],
+    *,
+    partial: bool = True,
 ) -> GateDecision:
-    """How many of `slots` to borrow.
+    """How many of `slots` to borrow; without `partial`, all or none.
 
     `predicted_s(k)`: makespan of a whole batch with k borrowed slots, k = 0 for the dedicated workers alone;
     `toggle_s(k)`: expected cost of borrowing and returning k.
@@ -45,7 +47,8 @@ def ask_gate(
     dedicated_s = predicted_s(0)
     share = remaining / batch
     best: tuple[float, int, float, float] | None = None
-    for k in sorted({round(1 + i * (slots - 1) / max(1, TRIED - 1)) for i in range(TRIED)}):
+    least = 1 if partial else slots
+    for k in sorted({round(least + i * (slots - least) / max(1, TRIED - 1)) for i in range(TRIED)}):
         full_s, cost_s = predicted_s(k), toggle_s(k)
         net = share * (dedicated_s - full_s) - cost_s
         if best is None or net > best[0]:

@@ -168,6 +168,7 @@ class LinearCosts:
         new, response = max(work.new_tokens_per_turn, 1.0), work.response_tokens_per_turn
         prefill = engine.prefill_fixed_s / new + engine.prefill_s_per_token
         prefill += engine.prefill_s_per_token2 * (new / 2 + context)
+        prefill = work.prefill_s_per_new_token or prefill
         sequence = engine.decode_s_per_sequence + engine.decode_s_per_kv_token * (context + new + response / 2)
         fixed = engine.decode_fixed_s
         if engine.expert_fixed_s:
@@ -195,4 +196,22 @@ class AlwaysColocated:
     def makespans(self, profile: Profile, layouts: Layouts, batch: float) -> Seconds:
         seconds = self.model.makespans(profile, layouts, batch)
         result: Seconds = np.where((layouts[:, 0] > 0) | (layouts[:, 1] > 0), np.inf, seconds)
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class AlwaysPairs:
+    """Prefill-decode pairs at whatever ratio the model likes best: whatever has a colocated worker takes for ever."""
+
+    model: MakespanModel = ClosedForm()
+
+    @property
+    def name(self) -> str:
+        return "always_pairs"
+
+    def makespan(self, profile: Profile, layout: Layout, batch: float) -> float:
+        return float(self.makespans(profile, layout_array([layout]), batch)[0])
+
+    def makespans(self, profile: Profile, layouts: Layouts, batch: float) -> Seconds:
+        result: Seconds = np.where(layouts[:, 2] > 0, np.inf, self.model.makespans(profile, layouts, batch))
         return result

@@ -80,6 +80,7 @@ class RuntimeTracker:
         """Turns of trajectories that ended."""
         self.decoding = Ratio(1.0 / (1.0 + work.bubble_ratio), self.settings.prior_live_s)
         self.prefix_hits = Ratio(work.prefix_hit_rate, self.settings.prior_context_tokens)
+        self.prefill_s_per_new_token = Ratio(0.0, 1.0)
         self.group_size = work.group_size
         self.slowest_turns = work.slowest_turns
         self.batches = 0
@@ -144,6 +145,8 @@ class RuntimeTracker:
         self._account(live, now, decoded)
         if telemetry is not None and live.requests == 1:
             self._count_hits(live, telemetry)
+            if telemetry.prefill_s >= 0:
+                self.prefill_s_per_new_token.add(telemetry.prefill_s, live.new)
         live.prefix_at = live.asked
         live.response += event.tokens
 
@@ -209,7 +212,7 @@ class RuntimeTracker:
             self.batches += 1
 
     def _trained(self, event: ev.BatchTrained, now: float) -> None:
-        for part in (self.curve, self.decoding, self.prefix_hits):
+        for part in (self.curve, self.decoding, self.prefix_hits, self.prefill_s_per_new_token):
             part.decay(self.settings.step_retention)
         for histogram in (self.environment_times, self.turn_counts):
             histogram.decay(self.settings.step_retention)
@@ -275,6 +278,7 @@ class RuntimeTracker:
             response_tokens_per_turn=self.curve.mean(RESPONSE),
             bubble_ratio=(1.0 - decoding) / decoding,
             prefix_hit_rate=self.prefix_hits.value,
+            prefill_s_per_new_token=self.prefill_s_per_new_token.value,
             group_size=self.group_size,
             environment_s_per_turn=self.curve.mean(ENVIRONMENT),
             environment_cv=self.curve.spread(ENVIRONMENT, work.environment_cv),

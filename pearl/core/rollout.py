@@ -50,6 +50,8 @@ class Rollout:
         """Trajectories that wait for a worker: a heap, oldest group first."""
         self.suspended: deque[Attempt] = deque()
         """Trajectories of an interrupted run whose environments are to be rebuilt."""
+        self._astray = 0.0
+        """Turns that are to forget where their prefix is, so far, less those that did."""
 
     def open(self) -> None:
         """Environments for waiting samples, as far as there is room."""
@@ -98,6 +100,11 @@ class Rollout:
 
     def _enqueue(self, attempt: Attempt) -> None:
         attempt.phase = Phase.QUEUED
+        self._astray += 1.0 - self.settings.affinity
+        if self._astray >= 1.0:
+            self._astray -= 1.0
+            self._cached(attempt, 0)
+            attempt.prefix = attempt.prefill_prefix = None
         heapq.heappush(self.queue, attempt.id)
 
     def dispatch(self) -> None:

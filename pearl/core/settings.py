@@ -30,6 +30,8 @@ class PipelineSettings:
     """When: behind every so many steps and the last one. The trainer is not idle then. 0: whenever it likes."""
     kv_tokens_per_worker: int = 0
     """Context that one worker can hold at once; 0: unknown, only `requests_per_worker` counts."""
+    affinity: float = 1.0
+    """Share of turns that ask for the worker with their prefix; the others go to whoever has least to do."""
 
     def checkpoint_due(self, step: int) -> bool:
         every = self.checkpoint_every_steps
@@ -85,6 +87,8 @@ class ElasticSettings:
     """So long before the end of a notice an engine that has not left yet is ended by force."""
     return_deadline_s: float = 30.0
     """So long after a return began, overlap workers that are not asleep yet are ended by force."""
+    partial_borrowing: bool = True
+    """The gate may take some of the training GPUs; if not, all or none, as in the source."""
     borrow_prior_s: float = 6.26
     return_prior_s: float = 3.18
     """Durations of borrowing and returning before one was measured (the source's for an 8B model)."""

@@ -105,7 +105,8 @@ class Toggle:
             return GateDecision(
                 False, 0, remaining, batch, predicted_s(0), 0.0, cost_s(1), "an engine would start too late to help"
             )
-        return ask_gate(remaining, batch, slots, predicted_s, cost_s)
+        partial = self.settings.partial_borrowing
+        return ask_gate(remaining, batch, slots, predicted_s, cost_s, partial=partial)
 
     def _borrow(self, workers: list[WorkerSlot], reason: str, now: float) -> None:
         self.phase, self.since_s, self.number = Phase.LEAVING, now, self.elastic.next_number()

@@ -74,6 +74,9 @@ class WorkloadProfile:
     prefix_hit_rate: float = 1.0
     """Share of the context in front of a turn's new tokens that is found in the cache of the worker that had it, where
     its capacity allows that: what new weights and restarts leave."""
+    prefill_s_per_new_token: float = 0.0
+    """Measured: seconds of prefill by new prompt tokens, prefixes that were lost for whatever reason included. 0: not
+    measured."""
     group_size: float = 1.0
     """Trajectories that share a first prompt, whose KV a worker computes and holds once."""
     environment_s_per_turn: float = 0.0

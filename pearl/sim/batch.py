@@ -48,11 +48,15 @@ def run_batch(
     group_size: int = 16,
     first_task: int = 0,
     max_tokens: int = 32_768,
+    affinity: float = 1.0,
     options: EngineOptions | None = None,
     observers: Iterable[Observer] = (),
 ) -> BatchRun:
-    """Play it. The same for the same arguments; other tasks from `first_task` on are another batch."""
-    machine = OneBatch(layout, trajectories, group_size, first_task, max_tokens)
+    """Play it. The same for the same arguments; other tasks from `first_task` on are another batch.
+
+    `affinity`: share of turns that ask for the worker with their prefix.
+    """
+    machine = OneBatch(layout, trajectories, group_size, first_task, max_tokens, affinity)
     durations = Durations(jitter_cv=0.0)
     models = Models(engine, NO_TRAINER, durations, options or EngineOptions())
     cluster = make_cluster(training_gpus=0, reserved_gpus=layout.workers, gpus_per_slot=1)
@@ -67,9 +71,18 @@ def run_batch(
 
 
 class OneBatch:
-    def __init__(self, layout: Layout, trajectories: int, group_size: int, first_task: int, max_tokens: int) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        trajectories: int,
+        group_size: int,
+        first_task: int,
+        max_tokens: int,
+        affinity: float = 1.0,
+    ) -> None:
         if not layout.whole:
             raise ValueError(f"{layout} cannot serve")
+        self.affinity, self._astray = affinity, 0.0
         self.layout, self.trajectories, self.max_tokens = layout, trajectories, max_tokens
         self.group_size, self.first_task = group_size, first_task
         self.router = Router(NO_LIMIT)
@@ -138,7 +151,12 @@ class OneBatch:
             return self._ended(trajectory, StopReason.TOKEN_LIMIT, now)
         if self.began_s < 0:
             self.began_s = now
-        choice = self.router.choose(tokens, self.decoded.get(trajectory), self.prefilled.get(trajectory))
+        self._astray += 1.0 - self.affinity
+        if self._astray >= 1.0:
+            self._astray -= 1.0
+            choice = self.router.choose(tokens)
+        else:
+            choice = self.router.choose(tokens, self.decoded.get(trajectory), self.prefilled.get(trajectory))
         assert choice is not None
         worker, prefill = choice
         worker.in_flight[trajectory] = tokens

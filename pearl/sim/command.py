@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from pearl.core.policies import POLICIES
+from pearl.core.policies import policy_named
 from pearl.errors import UserError
 from pearl.sim.plot import check, draw
 from pearl.sim.scenario import Scenario, simulate
@@ -67,7 +67,7 @@ def run(scenario: Scenario, console: Console, plot: Path | None, *, validate: bo
 
 
 def _table(scenario: Scenario, summary: dict[str, Any]) -> Table:
-    title = f"{scenario.policy}: {POLICIES[scenario.policy].about}"
+    title = f"{scenario.policy}: {policy_named(scenario.policy).about}"
     table = Table(title=title, show_header=False, title_justify="left", title_style="bold")
     hours = summary["simulated_s"] / 3600
     table.add_row(

@@ -11,7 +11,7 @@ from typing import Any
 
 from pearl.core import events as ev
 from pearl.core.drain import DrainAware
-from pearl.core.policies import POLICIES
+from pearl.core.policies import POLICY_NAMES, policy_named
 from pearl.core.settings import PipelineSettings
 from pearl.core.tasks import TaskCursor
 from pearl.core.workload import EngineProfile, Profile, WorkloadProfile
@@ -86,8 +86,8 @@ class Scenario:
 
     def check(self) -> None:
         """Raises UserError for the first thing that cannot be."""
-        if self.policy not in POLICIES:
-            raise UserError(f"no policy {self.policy!r}", f"There are: {', '.join(POLICIES)}")
+        if self.policy not in POLICY_NAMES:
+            raise UserError(f"no policy {self.policy!r}", f"There are: {', '.join(POLICY_NAMES)}")
         if self.batch < self.group_size or self.batch % self.group_size:
             raise UserError(
                 f"a batch of {self.batch} trajectories is not made of groups of {self.group_size}",
@@ -172,8 +172,9 @@ def _prior(batch: int, group_size: int) -> WorkloadProfile:
     return workload_profile(PRESETS["swe"], batch=batch, group_size=group_size)
 
 
-def _drain_aware(options: EngineOptions) -> DrainAware:
+def _drain_aware(options: EngineOptions, affinity: float) -> DrainAware:
     return DrainAware(
+        affinity=affinity,
         decode_keeps_kv=options.decode_keeps_kv,
         prefill_keeps_response=options.prefill_keeps_response,
         chunk_tokens=options.chunk_tokens,
@@ -191,8 +192,9 @@ def simulate(
     began = time.perf_counter()
     models, cluster, workload = scenario.models(), scenario.cluster(), scenario.make_workload()
     prior = Profile(models.engine, _prior(scenario.batch, scenario.group_size))
-    machine = POLICIES[scenario.policy].machine(
-        scenario.pipeline(models.engine), TaskCursor(TASKS, scenario.seed), prior, _drain_aware(models.options)
+    pipeline = scenario.pipeline(models.engine)
+    machine = policy_named(scenario.policy).machine(
+        pipeline, TaskCursor(TASKS, scenario.seed), prior, _drain_aware(models.options, pipeline.affinity)
     )
     results = Results(scenario.group_size)
     simulator = Simulator(
