@@ -11,8 +11,8 @@ from importlib.metadata import version
 def main() -> None:
     """Standard input: a list of {task, cheat, log, repo, parser, fail_to_pass, pass_to_pass}. Standard output: JSON."""
     start = time.perf_counter()
-    from swebench.harness.grading import get_eval_report
-    from swebench.types import TestSpec
+    from swebench.harness.grading import get_eval_report  # type: ignore[import-not-found]
+    from swebench.types import TestSpec  # type: ignore[import-not-found]
 
     loaded_s = time.perf_counter() - start
     verdicts = []

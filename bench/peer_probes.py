@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -144,12 +145,12 @@ def open_peer(kind: str, place: Place, bwrap: str) -> Opened:
     start = time.perf_counter()
     environment: Any
     if kind == "docker":
-        from minisweagent.environments.docker import DockerEnvironment
+        from minisweagent.environments.docker import DockerEnvironment  # type: ignore[import-not-found]
 
         environment = DockerEnvironment(image=f"swebench/{Path(place.tree).name}")
         tree = Path("/testbed")
     elif kind == "bubblewrap":
-        from minisweagent.environments.extra.bubblewrap import BubblewrapEnvironment, BubblewrapEnvironmentConfig
+        from minisweagent.environments.extra.bubblewrap import BubblewrapEnvironment, BubblewrapEnvironmentConfig  # type: ignore[import-not-found]
 
         default = BubblewrapEnvironmentConfig().wrapper_args
         extra = [word for here, inside in place.binds for word in ("--ro-bind", here, inside)]
@@ -157,7 +158,7 @@ def open_peer(kind: str, place: Place, bwrap: str) -> Opened:
         tree = environment.working_dir
         environment.config.env = _variables(place, tree)
     else:
-        from minisweagent.environments.local import LocalEnvironment
+        from minisweagent.environments.local import LocalEnvironment  # type: ignore[import-not-found]
 
         tree = Path(tempfile.mkdtemp(prefix="peers-"))
         environment = LocalEnvironment(cwd=str(tree), env=_variables(place, tree))
@@ -184,7 +185,7 @@ def main() -> None:
     for task, fields in given["places"].items():
         place = Place(**{**fields, "binds": tuple(map(tuple, fields["binds"])), "path": tuple(fields["path"])})
         try:
-            found = probe(lambda place=place: open_peer(given["kind"], place, given["bwrap"]), place.test_command)
+            found = probe(partial(open_peer, given["kind"], place, given["bwrap"]), place.test_command)
         except Exception as error:  # an environment that cannot be opened here is a row, too
             said = getattr(error, "stderr", None) or str(error)
             found = {"not run": str(said).strip().splitlines()[-1][:200]}

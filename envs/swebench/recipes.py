@@ -109,6 +109,11 @@ _SEABORN = (
     "scipy==1.11.2 pytz six tzdata"
 )
 
+_XARRAY = (
+    "dask[array]==2022.8.1 numpy==1.23.0 packaging==23.1 pandas==1.5.3 pytest==7.4.0 python-dateutil==2.8.2 "
+    "pytz==2023.3 scipy==1.11.1 setuptools==68.0.0 six==1.16.0"
+)
+
 PROJECTS = {
     "django/django": _Project("django", _before("3.0", "3.9", "3.11"), lambda _: _DJANGO, _django),
     "mwaskom/seaborn": _Project("seaborn", lambda _: "3.9", lambda _: tuple(_SEABORN.split()), _pytest),
@@ -120,6 +125,7 @@ PROJECTS = {
         _pytest,
         httpbin=True,
     ),
+    "pydata/xarray": _Project("xarray", lambda _: "3.10", lambda _: tuple(_XARRAY.split()), _pytest, install_self=True),
     "pytest-dev/pytest": _Project(
         "pytest", _before("6.2.5", "3.9", "3.11"), _pytests_own, _pytest, "src", install_self=True
     ),

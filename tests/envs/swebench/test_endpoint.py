@@ -107,7 +107,7 @@ def test_turns_end(server: Server, tasks: Path, cache: Path) -> None:
 
 
 def test_what_the_server_says_is_told(server: Server, tasks: Path, cache: Path) -> None:
-    with pytest.raises(UserError, match="404.*no such model"):
+    with pytest.raises(UserError, match=r"404.*no such model"):
         play(tasks, cache, "--endpoint", server.url, "--model", "other")
-    with pytest.raises(UserError, match="gave no answer.*--endpoint"):
+    with pytest.raises(UserError, match=r"gave no answer.*--endpoint"):
         play(tasks, cache, "--endpoint", "http://127.0.0.1:9/v1")
