@@ -48,7 +48,10 @@ def find_python(version: str, user: SandboxUser, store: Store) -> Python:
         key = f"{version}-{zlib.crc32(f'{prefix} {prefix.stat().st_mtime_ns}'.encode()):x}"
         copy = store.make("pythons", key, partial(_copy, prefix))
         return Python(version, candidate, ((str(copy), str(prefix)),), ())
-    raise PythonUnavailable(f"no Python {version} on this machine (looked in pyenv's and uv's directories and on PATH)")
+    raise PythonUnavailable(
+        f"no Python {version} with venv on this machine (looked in pyenv's and uv's directories and on PATH); "
+        f"`uv python install {version}` gets one"
+    )
 
 
 def _candidates(version: str) -> Iterator[Path]:

@@ -27,6 +27,7 @@ GIT = {
     "GIT_COMMITTER_DATE": "2000-01-01T00:00:00Z",
 }
 SAID_CHARS = 600
+SAID_LINES = 3
 POLL_S = 0.25
 
 
@@ -62,7 +63,7 @@ class Tools:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         if process.returncode:
-            raise BuildFailed(f"`{what} …` failed: {said.strip()[-SAID_CHARS:]}")
+            raise BuildFailed(f"`{what} …` failed: {_told(said)}")
         return said
 
     def _wait(self, process: subprocess.Popen[str], what: str) -> str:
@@ -80,6 +81,13 @@ class Tools:
         options = ("-c", "init.defaultBranch=main", "-c", "gc.auto=0", "-c", "core.autocrlf=false")
         ceiling = {"GIT_CEILING_DIRECTORIES": str(tree.parent)}
         return self.run(["git", *options, *arguments], tree, {**GIT, **ceiling})
+
+
+def _told(said: str) -> str:
+    """What went wrong, in one line: what calls itself an error, else the last that was said."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    errors = [line for line in lines if line.lower().startswith(("error:", "fatal:"))]
+    return "; ".join((errors or lines)[-SAID_LINES:])[-SAID_CHARS:]
 
 
 def _environment() -> dict[str, str]:
