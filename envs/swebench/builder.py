@@ -18,7 +18,7 @@ from envs.swebench.errors import BuildFailed, NoRecipe
 from envs.swebench.frameworks import named_tests
 from envs.swebench.interpreters import Python, find_python
 from envs.swebench.patches import Guard, parse_patch
-from envs.swebench.recipes import propose
+from envs.swebench.recipes import PROJECTS, propose
 from envs.swebench.record import Recipe, TaskRecord
 from envs.swebench.store import Store, default_store
 from envs.swebench.tools import Tools
@@ -76,7 +76,10 @@ class Builder:
             raise BuildFailed(f"{type(error).__name__}: {error}") from error
 
     def _build(self, record: TaskRecord) -> BuiltTask:
-        recipe = record.build or propose(record, self.store, self._tools())
+        recipe = record.build
+        if recipe is None or (recipe.image is not None and record.repo in PROJECTS):
+            # The benchmark's own rows name their images; what can be built does not need them.
+            recipe = propose(record, self.store, self._tools())
         if recipe.image is not None:
             raise NoRecipe(f"{record.instance_id} is a container image ({recipe.image}), which needs such a backend")
         tools = self._tools()
