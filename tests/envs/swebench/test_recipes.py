@@ -4,13 +4,16 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
+from envs.swebench import builder as builder_module
 from envs.swebench import recipes
+from envs.swebench.builder import Builder
 from envs.swebench.errors import NoRecipe, PatchDoesNotApply
 from envs.swebench.faults import diff
 from envs.swebench.recipes import PROJECTS, propose
 from envs.swebench.record import TaskRecord
 from envs.swebench.store import Store
 from envs.swebench.tools import Tools
+from pearl.config.swebench import SwebenchConfig
 
 RELEASES = {
     "1.0": "2020-01-01", "1.1a1": "2020-06-01", "1.1": "2020-07-01", "1.1.1": "2020-08-01", "1.2a1": "2020-10-01",
@@ -89,5 +92,25 @@ def test_unknown_repositories_are_named(directory: Path) -> None:
 def test_every_project_has_a_recipe_for_every_version(repo: str) -> None:
     project = PROJECTS[repo]
     for version in map(Version, ("0.1", "1.4", "2.2", "3.4.1", "4.5.0", "5.1", "6.2.5", "7.4", "9.0")):
-        assert project.python(version) in ("3.9", "3.11") and project.deps(version)
+        assert project.python(version) in ("3.9", "3.10", "3.11") and project.deps(version)
     assert project.command(["tests/test_a.py"])[0] == "python"
+
+
+@pytest.mark.parametrize(("repo", "proposed"), [("pallets/flask", True), ("some/other", False)])
+def test_a_row_that_names_its_image_is_built_where_a_recipe_is_known(
+    monkeypatch: pytest.MonkeyPatch, directory: Path, repo: str, proposed: bool
+) -> None:
+    asked = []
+
+    def propose_none(record: TaskRecord, *_: object) -> None:
+        asked.append(record.repo)
+        raise PatchDoesNotApply("no release")
+
+    monkeypatch.setattr(builder_module, "propose", propose_none)
+    builder = Builder(SwebenchConfig(cache=str(directory / "cache")))
+    try:
+        with pytest.raises(PatchDoesNotApply if proposed else NoRecipe):
+            builder.build(row(repo=repo, build={"image": "swebench/x"}))
+    finally:
+        builder.close()
+    assert asked == [repo] * proposed

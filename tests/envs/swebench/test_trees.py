@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from envs.swebench.errors import PatchDoesNotApply
+from envs.swebench.errors import BuildFailed, PatchDoesNotApply
 from envs.swebench.faults import diff
 from envs.swebench.tools import Tools
 from envs.swebench.trees import apply_patch
@@ -36,3 +36,11 @@ def test_a_patch_for_another_text_does_not_apply(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("nothing\nof the\nkind\n")
     with pytest.raises(PatchDoesNotApply):
         apply_patch(tmp_path, diff("a.txt", OLD, NEW), TOOLS)
+
+
+def test_a_failed_command_is_told_in_one_line(tmp_path: Path) -> None:
+    script = "echo Collecting x; echo 'ERROR: no version of x'; echo '  ERROR: No matching distribution'; exit 1"
+    with pytest.raises(BuildFailed, match=r"failed: ERROR: no version of x; ERROR: No matching distribution$"):
+        TOOLS.run(["sh", "-c", script], tmp_path)
+    with pytest.raises(BuildFailed, match=r"failed: first; last$"):
+        TOOLS.run(["sh", "-c", "echo first; echo last; exit 1"], tmp_path)
