@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import socket
 from dataclasses import dataclass
 
+from pearl.cluster.identity import own_host
 from pearl.config import RunConfig
 from pearl.core.layout import SlotInfo, Zone
 from pearl.errors import UserError
@@ -28,7 +28,7 @@ class Binding:
 
     def slot_info(self) -> SlotInfo:
         """Of a rollout slot of this machine."""
-        host = socket.gethostname()
+        host = own_host()
         gpus = tuple(f"{host}/{device}" for device in self.devices)
         return SlotInfo(self.slot, Zone(self.zone), gpus, host, self.trainer_ranks)
 

@@ -18,6 +18,14 @@ CHECKED_PACKAGES = ("distributed", "torch", "msgpack", "numpy", "pydantic")
 """A difference in one of these between driver and worker breaks calls or numbers."""
 SOURCE_FOLDERS = ("pearl", "actors", "trainer", "envs")
 
+HOST = "PEARL_HOST"
+"""Environment variable: another name for this host, where two would have the same one."""
+
+
+def own_host() -> str:
+    """The name by which the cluster knows this host: processes of one host share its memory."""
+    return os.environ.get(HOST) or socket.gethostname()
+
 
 @dataclass(frozen=True, slots=True)
 class Identity:
@@ -49,7 +57,7 @@ class Identity:
 
 def own_identity(slot: str, incarnation: int, zone: str) -> Identity:
     devices = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    return Identity(slot, incarnation, zone, socket.gethostname(), os.getpid(), devices, own_versions())
+    return Identity(slot, incarnation, zone, own_host(), os.getpid(), devices, own_versions())
 
 
 def own_versions() -> dict[str, str]:

@@ -92,9 +92,10 @@ class LocalCluster:
             await self.client.register_plugin(ElasticityPlugin(self.silent_loss_s))
             self.contact = self.scheduler.address
             """Where workers find the scheduler."""
-            membership = Membership(self.client, self._member)
-            self._stack.push_async_callback(membership.close)
-            await membership.start()
+            self.membership = Membership(self.client, self._member)
+            """Who is there, by slot."""
+            self._stack.push_async_callback(self.membership.close)
+            await self.membership.start()
         except BaseException:  # nobody will call __aexit__
             await self._close()
             raise

@@ -16,13 +16,15 @@ from typing import Any
 
 from distributed import Worker
 
-from pearl.cluster.identity import own_identity
+from pearl.cluster.identity import own_host, own_identity
 from pearl.cluster.notices import Reporter, source_of, watch
 from pearl.cluster.plugin import IDENTITY
 from pearl.cluster.settings import configure_dask
 from pearl.cluster.sigterm import SigtermNotice
+from pearl.cluster.snapshots import SnapshotExchange
 from pearl.config.cluster import NoticesConfig
 from pearl.lifeline import end_with_owner
+from pearl.weights.copies import HostCopies
 
 END_S = 5.0
 """A worker that is to end says goodbye within this time, or goes without."""
@@ -59,7 +61,7 @@ async def serve(scheduler: str, slot: str, incarnation: int, zone: str, host: st
     async def who(worker: Worker) -> dict[str, Any]:
         return identity
 
-    async with Worker(
+    worker = Worker(
         scheduler,
         name=f"{slot}#{incarnation}",
         nthreads=1,
@@ -68,13 +70,18 @@ async def serve(scheduler: str, slot: str, incarnation: int, zone: str, host: st
         dashboard_address=None,
         dashboard=False,
         startup_information={IDENTITY: who},
-    ) as worker:
+    )
+    copies = HostCopies(own_host())
+    copies.sweep()
+    SnapshotExchange(worker, copies)
+    async with worker:
         finished = asyncio.ensure_future(worker.finished())
         asked = asyncio.ensure_future(ending.wait())
         await asyncio.wait({finished, asked}, return_when=asyncio.FIRST_COMPLETED)
         if ending.why:
             with contextlib.suppress(OSError):
                 await worker.scheduler.pearl_leaving(address=worker.address, reason="closed", detail=ending.why)
+    copies.close()
 
 
 def main() -> None:

@@ -228,6 +228,7 @@ class Driver:
                 self.journal.write("draw", group=i.group, task=i.task, cursor=i.cursor, members=size)
             case ev.RetireSnapshots():
                 self.trainer.retire(i.version)
+                self._spawn(self.rollout.snapshots.retire(i.version))
             case ev.SyncWeights():
                 self._spawn(self.rollout.sync(i))
             case ev.AbortRequests():

@@ -16,3 +16,15 @@ class MemoryMoved(Event):
     who: str
     measured: dict[str, Any] = field(default_factory=dict)
     """As the actor said: bytes and seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsCopied(Event):
+    """A host has a copy of the weights of `version` that `slot` fetched, for all slots of the host."""
+
+    version: int
+    host: str
+    slot: str
+    bytes_from: dict[str, int]
+    """By the slot that gave them."""
+    seconds: float

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,8 @@ from pearl.live.journal import Journal
 from pearl.live.measured import MemoryMoved
 from pearl.live.pair import serve_pair
 from pearl.live.run_directory import RunDirectory
+from pearl.live.snapshots import HostSnapshots
 from pearl.live.tokens import LiveTrajectory
-from pearl.weights.snapshot import snapshot_directory
 
 Post = Callable[[Event], None]
 NOTHING: dict[str, Any] = {
@@ -74,6 +75,7 @@ class RolloutWorkers:
     ) -> None:
         self.actors, self.config, self.directory, self.post = actors, config, directory, post
         self.journal = journal
+        self.snapshots = HostSnapshots(actors.cluster, actors.waits, directory.snapshots, post)
         self.model_directory = model_directory
         self.refs: dict[str, tuple[int, ActorRef]] = {}
         self.gone: set[tuple[str, int]] = set()
@@ -153,10 +155,11 @@ class RolloutWorkers:
     async def sync(self, i: ev.SyncWeights) -> None:
         if (ref := self._ref(i.worker, i.incarnation)) is None:
             return
-        snapshot = str(snapshot_directory(self.directory.snapshots, i.version))
-        limit = self.config.deadlines.sync_s
+        began, limit = time.monotonic(), self.config.deadlines.sync_s
         try:
-            reply = await self.actors.call(ref, "sync", snapshot, i.version, limit, timeout_s=limit)
+            snapshot = await self.snapshots.at(i.worker, i.version, i.peers, limit)
+            limit = round(limit - (time.monotonic() - began), 1)  # what is left of it
+            reply = await self.actors.call(ref, "sync", str(snapshot), i.version, limit, timeout_s=limit)
         except ActorError as error:
             why = f"weights of version {i.version}: {error}"
             await self._condemn(i.worker, i.incarnation, why, _answers(error))

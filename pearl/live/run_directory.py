@@ -25,8 +25,8 @@ import yaml
 from pearl.config import RunConfig
 from pearl.config.changes import refuse_changes
 from pearl.errors import UserError
+from pearl.weights.copies import SHARED_MEMORY
 
-SHARED_MEMORY = Path("/dev/shm")
 PREFIX = "pearl-"
 
 

@@ -14,11 +14,13 @@ import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgpack
-import torch
 import xxhash
+
+if TYPE_CHECKING:  # a process that only hands snapshots on needs no torch
+    import torch
 
 FORMAT = 1
 ALIGNMENT_BYTES = 64
@@ -124,13 +126,21 @@ def read_manifest(directory: Path) -> Manifest:
     """Manifest of one snapshot directory. Raises SnapshotError if it is missing or unreadable."""
     path = Path(directory) / MANIFEST
     try:
-        wire: dict[str, Any] = msgpack.unpackb(path.read_bytes())
+        return parse_manifest(path.read_bytes())
+    except (OSError, SnapshotError) as error:
+        raise SnapshotError(f"no readable snapshot at {directory} ({error!r})") from error
+
+
+def parse_manifest(packed: bytes) -> Manifest:
+    """A manifest from the bytes of its file. Raises SnapshotError."""
+    try:
+        wire: dict[str, Any] = msgpack.unpackb(packed)
         if wire["format"] != FORMAT:
-            raise SnapshotError(f"{path} has format {wire['format']}, this version reads {FORMAT}")
+            raise SnapshotError(f"a manifest of format {wire['format']}; this version reads {FORMAT}")
         entries = tuple(TensorEntry(**{**entry, "shape": tuple(entry["shape"])}) for entry in wire["tensors"])
         return Manifest(wire["version"], wire["config_hash"], entries)
-    except (OSError, ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
-        raise SnapshotError(f"no readable snapshot at {directory} ({error!r})") from error
+    except (ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
+        raise SnapshotError(f"a manifest that cannot be read ({error!r})") from error
 
 
 def read_tensors(directory: Path, *, verify: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
@@ -138,6 +148,8 @@ def read_tensors(directory: Path, *, verify: bool = True) -> Iterator[tuple[str,
 
     Raises SnapshotError if the file is short or, with `verify`, where a checksum differs.
     """
+    import torch
+
     manifest = read_manifest(directory)
     path = Path(directory) / DATA
     end = max((entry.offset + entry.nbytes for entry in manifest.tensors), default=0)
@@ -162,5 +174,7 @@ def remove_snapshot(root: Path, version: int) -> None:
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    import torch
+
     flat = tensor.detach().to("cpu").contiguous().reshape(-1)
     return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")

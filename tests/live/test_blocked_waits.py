@@ -22,6 +22,7 @@ import pytest_asyncio
 
 from pearl.cluster import local
 from pearl.cluster.errors import ActorError, ActorTimeout
+from pearl.cluster.identity import HOST
 from pearl.cluster.local import LocalCluster
 from pearl.core import events as ev
 from pearl.core.layout import Role
@@ -268,6 +269,23 @@ async def test_a_request_in_a_silent_engine_keeps_its_place_in_the_order(cluster
         lost, turn = stage.events[-2:]
         assert isinstance(lost, ev.WorkerLost) and isinstance(turn, ev.TurnGenerated)
         assert (turn.finish, turn.tokens) == (FinishReason.LOST, 0)
+    finally:
+        await stage.close()
+
+
+async def test_weights_that_never_come_to_another_host(
+    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody has them, and the fetch ends with its deadline."""
+    stage = Stage(cluster, tmp_path, Willing, deadlines={"sync_s": 2.0})
+    monkeypatch.setenv(HOST, "another-host")
+    try:
+        await rollout(stage)
+        with ends_at(2.0):
+            await stage.rollout.sync(ev.SyncWeights("rollout-0", stage.life, 0))
+        assert stage.ended("rollout-0 to fetch the weights of version 0").timeout_s == 2.0
+        lost = stage.events[-1]
+        assert isinstance(lost, ev.WorkerLost) and "version 0 did not come to another-host" in lost.reason
     finally:
         await stage.close()
 

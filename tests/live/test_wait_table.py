@@ -45,6 +45,8 @@ WAITS, DRIVER, COMPONENTS = (
     "live/test_blocked_driver.py",
     "live/test_blocked_components.py",
 )
+SNAPSHOTS = "cluster/test_snapshots.py"
+RECEIVER = Test(SNAPSHOTS, "test_a_receiver_that_is_there_and_does_nothing_is_left")
 CALL = "pearl/live/actors.py:Actors.call"
 TURN = Test(WAITS, "test_the_turn_of_a_trainer_is_free_after_a_call_that_was_never_answered")
 RANKS = Test(COMPONENTS, "test_ranks_that_never_come_or_stop_in_the_middle")
@@ -65,6 +67,8 @@ TABLE: dict[str, Row] = {
     "pearl/live/pair.py:serve_pair": Within(CALL),
     "pearl/live/pair.py:serve_pair.interrupt": Within(CALL),
     "pearl/live/frozen.py:FrozenWeights._put_out": Test(WAITS, "test_weights_that_are_never_read"),
+    "pearl/live/snapshots.py:HostSnapshots.at": Test(WAITS, "test_weights_that_never_come_to_another_host"),
+    "pearl/live/snapshots.py:HostSnapshots._fetch": Within("pearl/live/snapshots.py:HostSnapshots.at"),
     "pearl/live/trainer.py:TrainerGroup.start": TURN,
     "pearl/live/trainer.py:TrainerGroup.train": TURN,
     "pearl/live/trainer.py:TrainerGroup.offload": TURN,
@@ -90,6 +94,13 @@ TABLE: dict[str, Row] = {
     ),
     "pearl/cluster/membership.py:Membership._resync": ForEver("it asks again every RESYNC_S; cancelled at the end"),
     "pearl/cluster/availability.py:AvailabilityFollower.run": ForEver("it follows a trace, in its own task"),
+    "pearl/cluster/snapshots.py:SnapshotExchange._soon": RECEIVER,
+    "pearl/cluster/snapshots.py:SnapshotExchange._asked": RECEIVER,
+    "pearl/cluster/snapshots.py:Fetch.run": Within("pearl/cluster/snapshots.py:fetch_at"),
+    "pearl/cluster/snapshots.py:Fetch._fetch": Within("pearl/cluster/snapshots.py:fetch_at"),
+    "pearl/cluster/snapshots.py:Fetch._answer": Test(SNAPSHOTS, "test_a_source_that_falls_silent_is_left"),
+    "pearl/cluster/snapshots.py:fetch_at": Test(SNAPSHOTS, "test_a_worker_that_does_not_answer"),
+    "pearl/cluster/snapshots.py:retire_at": Test(SNAPSHOTS, "test_a_worker_that_does_not_answer"),
     "pearl/cluster/notices.py:watch.run": ForEver("a daemon thread asks a cloud again and again"),
     "pearl/cluster/notices.py:Reporter._send": Test(COMPONENTS, "test_a_notice_that_is_never_acknowledged"),
     "pearl/cluster/notices.py:Reporter.report": Test(COMPONENTS, "test_a_notice_that_is_never_acknowledged"),
