@@ -1,29 +1,26 @@
 """SIGKILL parts of live runs at random moments; nothing may be lost, trained twice or left behind.
 
-    python -m bench.chaos [--engine 3] [--worker 3] [--environment 0] [--trainer 0] [--driver 0] [--seed 0] [--json]
-                          [--preemptible 0] [--notice 0] [--overlap 0] [--frozen 0]
-                          [--config examples/tiny.yaml] [--out bench/results/chaos.json]
+    python -m bench.chaos [--engine 0] [--worker 0] [--environment 0] [--trainer 0] [--driver 0] [--seed 0] [--json]
+                          [--preemptible 0] [--crash 0] [--frozen 0] [--cut 0] [--notice 0] [--overlap 0] [--hung 0]
+                          [--together 1] [--seconds S]
+                          [--config examples/tiny.yaml] [--out bench/results/chaos.json] [KEY=VALUE ...]
 
-Engines, rollout workers, environment workers and trainer ranks are killed inside one run (`--config`), in an order and
-after waits drawn from the seed; the next kill waits until the victim of the last one is back. Drivers (each with its
-Dask scheduler, which lives in its process) are killed as whole processes and resumed. With a configuration that has
-them (`examples/elastic.yaml`, whose trace is left out) preemptible slots are killed (`preemptible`), stopped (`frozen`)
-or told to go, and offered again when they have gone (`notice`); overlap workers are killed (`overlap`; recovered when
-the next step is trained). Checked: every sample ended once in the surviving line of checkpoints, no group was trained
-twice, no version was used twice, no wait outlived its deadline, no return of training GPUs missed its own, each cause
-was printed once, no process is left. Prints each recovery. `--out` adds this seed's outcome to a file, so that kills
-accumulate over seeds.
+Parts are killed inside one run (`--config`) in an order and after waits drawn from the seed (`bench/killer.py` lists
+the kinds); at most `--together` are down at the same time. The second line of kinds needs a configuration that has such
+slots (`examples/elastic.yaml`, whose trace is left out). Drivers (each with its Dask scheduler, which lives in its
+process) are killed as whole processes and resumed. Checked: every sample ended once in the surviving line of
+checkpoints, no group was trained twice, no version was used twice, no wait outlived its deadline, no return of training
+GPUs missed its own, each cause was printed once, no process is left. Prints each recovery. `--out` adds this seed's
+outcome to a file, so that kills accumulate over seeds.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
-import os
+import math
 import random
-import signal
 import subprocess
 import sys
 import tempfile
@@ -35,96 +32,19 @@ from typing import Any
 import psutil
 from rich.console import Console
 
+from bench.killer import KINDS, SLOT_KINDS, Killer
 from pearl.cli import quiet_libraries
 from pearl.config import RunConfig
 from pearl.config.load import load_config
-from pearl.core import events as ev
 from pearl.core.restore import Replay
-from pearl.live.driver import Driver
 from pearl.live.journal import read_journal
 from pearl.live.preflight import preflight
 from pearl.live.train import train
 
-KINDS = ("engine", "worker", "environment", "trainer", "preemptible", "notice", "overlap", "frozen")
-PREFIXES = {
-    "engine": "rollout-", "worker": "rollout-", "environment": "environment-", "trainer": "trainer-",
-    "preemptible": "preemptible-", "notice": "preemptible-", "frozen": "preemptible-", "overlap": "overlap-",
-}  # fmt: skip
-SLOT_KINDS = ("preemptible", "notice", "frozen")
-"""Their slot leaves, which is told in other words than the loss of a worker."""
-OVERDUE_MARGIN_S = 2.0
-"""A wait may outlive its deadline by this much: the event loop shares its core with what it waits for."""
 LONGEST_WAIT_S = 3.0
-"""A kill comes at most this long after the last victim is back."""
-
-
-class Killer:
-    """Observer that kills `victims`, one after the other."""
-
-    def __init__(self, victims: list[str], seed: int) -> None:
-        self.victims = list(victims)
-        self.random = random.Random(seed)
-        self.driver: Driver | None = None
-        self.killed: tuple[str, str, float] | None = None
-        """(what, slot, time) of the kill that is being recovered from."""
-        self.recoveries: list[dict[str, Any]] = []
-        self.waiting = False
-        self.overdue: set[str] = set()
-
-    def saw(self, now: float, entry: ev.Event | ev.Instruction) -> None:
-        if self.driver is not None:
-            self.overdue.update(self.driver.waits.overdue(OVERDUE_MARGIN_S))
-        if self.killed is not None and self._is_back(entry, self.killed):
-            what, slot, at = self.killed
-            self.recoveries.append({"what": what, "slot": slot, "seconds": round(now - at, 1)})
-            self.killed = None
-            if what == "notice" and self.driver is not None:
-                asyncio.get_running_loop().call_soon(self.driver.slots.adapter.offer, slot)
-        if self.victims and self.killed is None and not self.waiting and isinstance(entry, ev.Generate):
-            self.waiting = True
-            asyncio.get_running_loop().call_later(self.random.uniform(0.05, LONGEST_WAIT_S), self._kill)
-
-    def _is_back(self, entry: ev.Event | ev.Instruction, killed: tuple[str, str, float]) -> bool:
-        what, slot, _ = killed
-        match entry:
-            case ev.WeightsSynced():
-                return entry.worker == slot
-            case ev.SlotLost():
-                return what == "notice" and entry.worker == slot
-            case ev.BatchTrained():
-                return what == "overlap"
-            case ev.EnvironmentWorkerReady():
-                return entry.worker == slot
-            case ev.TrainerReady():
-                return what == "trainer"
-        return False
-
-    def _kill(self) -> None:
-        assert self.driver is not None
-        self.waiting = False
-        what = self.victims[0]
-        slots = [s for s, w in self.driver.cluster.workers.items() if s.startswith(PREFIXES[what]) and w.address]
-        if what not in ("environment", "trainer", "overlap"):
-            slots = [s for s in slots if s in self.driver.rollout.checksums and s in self.driver.rollout.refs]
-        if not slots or self.driver.closing:
-            return  # it is asked again at the next dispatch
-        slot = self.random.choice(sorted(slots))
-        worker = self.driver.cluster.workers[slot]
-        pid = self.driver.rollout.info[slot]["pid"] if what == "engine" else worker.process.pid
-        self.victims.pop(0)
-        self.killed = (what, slot, time.monotonic())
-        number = {"notice": signal.SIGTERM, "frozen": signal.SIGSTOP}.get(what, signal.SIGKILL)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
-
-    def ended(self, *_: Any) -> None:
-        pass
-
-    def stepped(self, *_: Any) -> None:
-        pass
-
-    def notice(self, text: str) -> None:
-        pass
+"""A driver is killed at most this long after it has done something."""
+MANY = 100_000
+"""Steps: the run ends when its kills are over."""
 
 
 def check_journal(run_dir: Path, steps: int) -> dict[str, int]:
@@ -149,34 +69,43 @@ def children() -> list[psutil.Process]:
     return psutil.Process().children(recursive=True)
 
 
-async def run_with_kills(config: RunConfig, victims: list[str], seed: int = 0) -> dict[str, Any]:
-    """Run to the end under `victims`; what happened. Raises AssertionError where something was lost or left."""
+async def run_with_kills(
+    config: RunConfig, victims: list[str], seed: int = 0, together: int = 1, seconds: float = math.inf
+) -> dict[str, Any]:
+    """Run until the kills are over (see `Killer`); what happened. Raises AssertionError where something was lost, left
+    behind or late."""
     console = Console(stderr=True, record=True)
-    killer = Killer(victims, seed)
+    killer = Killer(victims, seed, together, seconds)
     before = {process.pid for process in children()}
     ready = await preflight(config)
     began = time.monotonic()
     result = await train(config, ready, console, validate=True, watch=killer)
     assert result.failure is None, result.failure
+    assert not killer.unrecovered, f"not replaced: {killer.unrecovered}"
+    steps, struck = result.summary["steps"], [kill.what for kill in killer.kills]
     assert not killer.victims, f"the run ended before {killer.victims} were killed; give it more steps"
-    assert result.summary["trajectories_lost"] == 0, "a sample is lost"
+    assert result.summary["stopped"] in (None, f"{steps} steps done"), result.summary["stopped"]
     left = [process for process in children() if process.pid not in before]
     assert not left, f"left behind: {left}"
     assert not killer.overdue, f"beyond its deadline: {sorted(killer.overdue)}"
     lines = console.export_text().splitlines()
-    for words, count in (
-        (" is lost: ", sum(victim not in SLOT_KINDS for victim in victims)),
-        (" left: ", sum(victim in SLOT_KINDS for victim in victims)),
+    slots, hung = sum(what in SLOT_KINDS for what in struck), struck.count("hung")
+    for words, fewest, most in (
+        # What hangs is lost at a deadline of its own, or ended at that of the return, which is told as an operation.
+        (" is lost: ", len(struck) - slots - hung, len(struck) - slots),
+        (" left: ", slots, slots),
     ):
         causes = [line for line in lines if words in line]
-        assert len(causes) == count, f"{count} kills, {len(causes)} causes printed: {causes}"
+        assert fewest <= len(causes) <= most, f"{most} kills, {len(causes)} causes printed: {causes}"
     misses = result.summary["elastic"]["return_deadline_misses"]
     assert not misses, f"{misses} returns missed their deadline"
     return {
-        "kills": len(victims),
+        "kills": len(struck),
         "recoveries": killer.recoveries,
         "seconds": round(time.monotonic() - began, 1),
-        **check_journal(Path(result.summary["run_dir"]), config.pipeline.steps),
+        "returns": result.summary["elastic"]["returns"],
+        "role_switches": result.summary["elastic"]["role_switches"],
+        **check_journal(Path(result.summary["run_dir"]), steps),
         "summary": result.summary,
     }
 
@@ -220,12 +149,15 @@ def kill_drivers(config: Path, count: int, seed: int, folder: Path) -> dict[str,
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for kind, default in {"engine": 3, "worker": 3, **dict.fromkeys((*KINDS[2:], "driver"), 0)}.items():
-        parser.add_argument(f"--{kind}", type=int, default=default, metavar="N")
+    for kind in (*KINDS, "driver"):
+        parser.add_argument(f"--{kind}", type=int, default=0, metavar="N")
+    parser.add_argument("--together", type=int, default=1, metavar="N", help="parts that may be down at the same time")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="no kill comes later; the rest is left alone")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--config", type=Path, default=Path("examples/tiny.yaml"))
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as of `pearl train`")
     args = parser.parse_args()
     quiet_libraries()
     victims = [kind for kind in KINDS for _ in range(getattr(args, kind))]
@@ -233,23 +165,23 @@ def main() -> None:
     outcomes = []
     with tempfile.TemporaryDirectory() as folder:
         if victims:
-            # Steps enough that the run outlasts its kills; a lost trainer repeats some.
             overrides = [
-                f"pipeline.steps={8 * len(victims) + 6}",
+                f"pipeline.steps={MANY}",
                 "checkpoint.every_steps=2",
                 f"run_dir={folder}/inside",
             ]
             overrides += ["pipeline.worker_restarts=100", f"seed={args.seed}", "elastic.availability.file=null"]
             overrides += ["cluster.silent_loss_s=15"] if "frozen" in victims else []
-            config = load_config(args.config, overrides)
-            outcomes.append(asyncio.run(run_with_kills(config, victims, args.seed)))
+            overrides += ["deadlines.generate_s=40"] if "hung" in victims else []
+            config = load_config(args.config, [*overrides, *args.overrides])
+            outcomes.append(asyncio.run(run_with_kills(config, victims, args.seed, args.together, args.seconds)))
         if args.driver:
             outcomes.append(kill_drivers(args.config, args.driver, args.seed, Path(folder)))
     for outcome in outcomes:
         outcome.pop("summary")
     if args.out:
         runs = json.loads(args.out.read_text())["runs"] if args.out.exists() else []
-        runs.append({"seed": args.seed, "config": str(args.config), "outcomes": outcomes})
+        runs.append({"seed": args.seed, "config": " ".join([str(args.config), *args.overrides]), "outcomes": outcomes})
         args.out.write_text(json.dumps({"totals": totals(runs), "runs": runs}, indent=1) + "\n")
     if args.json:
         print(json.dumps({"seed": args.seed, "outcomes": outcomes}))

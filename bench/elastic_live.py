@@ -1,15 +1,17 @@
 """One availability trace, live: fixed GPUs, elastic and colocated, and all of PEARL; beside what the simulator says.
 
-    python -m bench.elastic_live [--seeds 3] [--steps 24] [--config examples/elastic.yaml] [--json] [--out FILE]
+    python -m bench.elastic_live [--seeds 3] [--policy P] [--steps 24] [--config examples/elastic.yaml] [--folder DIR]
+                                 [--json] [--out FILE] [KEY=VALUE ...]
 
 Real engines, a real trainer and real worker processes that come and go, under three policies for each seed: `colocated`
 on the reserved slot alone, `elastic` with the preemptible ones, `pearl` with everything. Runs of one seed are paired.
 The throughput is (generated + trained tokens) / seconds, from the first request to the last step. With two seeds or
-more there is the mean ratio to `colocated` with its 95 % bootstrap interval.
+more there is the mean ratio to `colocated` with its 95 % bootstrap interval. Runs that are in `--folder` are not run
+again, so that a study can be done in several sittings; `--policy` runs those of one policy.
 
 The simulator plays the same trace, with the trajectories of the fixed run, its measured engine (`profile.yaml`), its
 median training step, and the medians of reconfiguration that the `pearl` run measured. So its inputs are fitted to
-these runs; what it predicts is how they combine.
+these runs; what it predicts is how they combine. It gives every worker a GPU of its own; live they share the cores.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
+import sys
 import tempfile
 from pathlib import Path
 from statistics import fmean, median
@@ -24,6 +28,7 @@ from typing import Any
 
 from rich.console import Console
 
+from bench.zero_parity import provenance
 from pearl.cli import quiet_libraries
 from pearl.config import RunConfig
 from pearl.config.load import load_config
@@ -90,22 +95,33 @@ class Window:
         return self.tokens / (self.last - self.began)
 
 
-def configure(path: Path, policy: str, seed: int, steps: int, folder: Path) -> RunConfig:
-    overrides = [f"run_dir={folder}", f"seed={seed}", f"pipeline.steps={steps}", f"elastic.policy={policy}"]
-    overrides += [f"elastic.availability.seed={seed}"]
+def configure(args: argparse.Namespace, policy: str, seed: int) -> RunConfig:
+    """The tasks are as many as the steps take, so that all phases of the load occur."""
+    overrides = [*args.overrides, f"run_dir={args.folder / f'{policy}-{seed}'}", f"seed={seed}"]
+    overrides += [f"pipeline.steps={args.steps}", f"elastic.policy={policy}", f"elastic.availability.seed={seed}"]
+    groups = load_config(args.config, args.overrides).pipeline.groups_per_batch
+    overrides += [f"environment.tasks={args.steps * groups}"]
     if policy == FIXED:
         overrides += ["elastic.preemptible_slots=0", "elastic.availability.file=null"]
     if policy != "pearl":
         overrides += ["elastic.overlap_slots=0"]
-    return load_config(path, overrides)
+    return load_config(args.config, overrides)
 
 
-async def live(config: RunConfig) -> tuple[Window, dict[str, Any]]:
-    window = Window()
-    result = await train(config, await preflight(config), Console(stderr=True, quiet=True), watch=window)
-    if result.failure is not None:
-        raise SystemExit(f"{config.elastic.policy}: {result.failure}")
-    return window, result.summary
+async def live(config: RunConfig) -> dict[str, Any]:
+    """Measured in a run, or read if it was run before."""
+    assert config.run_dir is not None
+    measured = Path(config.run_dir) / "measured.json"
+    if not measured.exists():
+        window = Window()
+        result = await train(config, await preflight(config), Console(stderr=True, quiet=True), watch=window)
+        if result.failure is not None or result.exit_code:
+            raise SystemExit(f"{config.elastic.policy}: {result.failure or result.summary['stopped']}")
+        found = {"tokens_per_s": window.tokens_per_s, "step_s": median(window.steps), "load": os.getloadavg()[0]}
+        found |= {"seconds": result.summary["seconds"], "elastic": result.summary["elastic"]}
+        measured.write_text(json.dumps(found))
+    known: dict[str, Any] = json.loads(measured.read_text())
+    return known
 
 
 def durations(elastic: dict[str, Any]) -> Durations:
@@ -148,19 +164,20 @@ def scheduler(config: RunConfig, prior: Profile) -> Scheduler:
     return live_policy(config).machine(settings, cursor, prior, DrainAware())
 
 
-def one_seed(path: Path, seed: int, steps: int, folder: Path) -> dict[str, Any]:
-    configs = {policy: configure(path, policy, seed, steps, folder / f"{policy}-{seed}") for policy in POLICIES}
-    windows, summaries = {}, {}
-    for policy, config in configs.items():
-        windows[policy], summaries[policy] = asyncio.run(live(config))
-    fixed = Path(summaries[FIXED]["run_dir"])
-    step_s, costs = median(windows[FIXED].steps), durations(summaries["pearl"]["elastic"])
-    return {
+def one_seed(args: argparse.Namespace, seed: int, policies: tuple[str, ...]) -> dict[str, Any]:
+    configs = {policy: configure(args, policy, seed) for policy in policies}
+    runs = {policy: asyncio.run(live(config)) for policy, config in configs.items()}
+    outcome = {
         "seed": seed,
-        "live": {policy: round(window.tokens_per_s, 2) for policy, window in windows.items()},
-        "simulated": {policy: round(simulated(config, fixed, step_s, costs), 2) for policy, config in configs.items()},
-        "elastic": {policy: summary["elastic"] for policy, summary in summaries.items()},
+        "live": {policy: round(run["tokens_per_s"], 2) for policy, run in runs.items()},
+        "seconds": {policy: run["seconds"] for policy, run in runs.items()},
+        "elastic": {policy: run["elastic"] for policy, run in runs.items()},
     }
+    if len(runs) == len(POLICIES):
+        fixed, costs = args.folder / f"{FIXED}-{seed}", durations(runs["pearl"]["elastic"])
+        step_s = runs[FIXED]["step_s"]
+        outcome["simulated"] = {p: round(simulated(config, fixed, step_s, costs), 2) for p, config in configs.items()}
+    return outcome
 
 
 def conclude(runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -175,15 +192,24 @@ def conclude(runs: list[dict[str, Any]]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--policy", choices=POLICIES)
+    parser.add_argument("--folder", type=Path, help="where the runs are kept")
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--config", type=Path, default=Path("examples/elastic.yaml"))
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as of `pearl train`")
     args = parser.parse_args()
     quiet_libraries()
     with tempfile.TemporaryDirectory() as folder:
-        runs = [one_seed(args.config, seed, args.steps, Path(folder)) for seed in range(args.seeds)]
-    outcome = conclude(runs)
+        args.folder = args.folder or Path(folder)
+        policies = (args.policy,) if args.policy else POLICIES
+        runs = [one_seed(args, seed, policies) for seed in range(args.seeds)]
+    if args.policy:
+        print(json.dumps(runs))
+        return
+    about = {"command": "python -m bench.elastic_live " + " ".join(sys.argv[1:]), "steps": args.steps}
+    outcome = provenance() | about | conclude(runs)
     if args.out:
         args.out.write_text(json.dumps(outcome, indent=1) + "\n")
     if args.json:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 from distributed import Client, Future, Scheduler
 from distributed.client import FutureCancelledError
 
@@ -35,6 +36,8 @@ REAP_S = 0.5
 """A connection breaks some milliseconds before the process that held it can be reaped."""
 KILL_S = 15.0
 """A killed process is gone at once, unless the kernel holds it (a dead disk, a GPU that fell off the bus)."""
+HEIR_S = 3.0
+"""What a worker had started ends by itself within this time (`pearl.lifeline`), unless it hangs."""
 CLOSE_S = 20.0
 """Client and scheduler, in this process, take leave of each other."""
 
@@ -50,6 +53,8 @@ class WorkerProcess:
     joined: asyncio.Future[str]
     address: str | None = None
     actors: dict[str, Future] = field(default_factory=dict)
+    heirs: list[psutil.Process] = field(default_factory=list)
+    """What it had started when it was killed."""
 
 
 class LocalCluster:
@@ -211,9 +216,10 @@ class LocalCluster:
             await self.client.scheduler.pearl_leaving(address=worker.address, reason=reason, detail=detail)
 
     async def kill(self, slot: str, incarnation: int | None = None) -> None:
-        """End the slot's process and all its children, now; nothing if there is none (or only a later life).
+        """End the slot's process and all that it started, now; nothing if there is none (or only a later life).
 
-        Raises ActorTimeout if it is still there after KILL_S.
+        Returns when they are gone, so that their GPUs and memory are free. Raises ActorTimeout if the slot's process is
+        still there after KILL_S.
         """
         worker = self.workers.get(slot)
         if worker is not None and incarnation in (None, worker.incarnation):
@@ -230,6 +236,9 @@ class LocalCluster:
             raise ActorTimeout(
                 f"{worker.slot}: process {worker.process.pid} is still there {KILL_S:g} s after SIGKILL"
             ) from None
+        else:
+            if left := await asyncio.to_thread(_bury, worker.heirs):
+                raise ActorTimeout(f"{worker.slot}: what it had started is still there after SIGKILL: {left}")
         finally:
             if worker.process.stdin:
                 worker.process.stdin.close()
@@ -239,6 +248,10 @@ class LocalCluster:
                 self.lost.mark(worker.address, "ended by the driver")
 
     def _end(self, worker: WorkerProcess) -> None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(worker.process.pid)
+            if process.status() != psutil.STATUS_ZOMBIE:  # then nobody knows any more what was its
+                worker.heirs += process.children(recursive=True)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(worker.process.pid, signal.SIGKILL)
 
@@ -248,3 +261,12 @@ class LocalCluster:
         lines = worker.log.read_text(errors="replace").strip().splitlines()[-LOG_TAIL_LINES:]
         tail = f"; last lines of {worker.log}:\n  " + "\n  ".join(lines) if lines else ""
         return f"worker process {worker.process.pid}: {how}{tail}"
+
+
+def _bury(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Wait until they have ended by themselves; kill what hangs (a stopped engine reads no lifeline). Who survives."""
+    _, hanging = psutil.wait_procs(processes, timeout=HEIR_S)
+    for process in hanging:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    return psutil.wait_procs(hanging, timeout=HEIR_S)[1]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pearl.cluster.actor_ref import ActorRef
-from pearl.cluster.errors import ActorError
+from pearl.cluster.errors import ActorCallFailed, ActorError
 from pearl.core.trajectory import FinishReason
 from pearl.live.actors import Actors
 
@@ -29,8 +29,8 @@ async def serve_pair(
     interrupt_s: float,
     waiter: str,
     handed_on: Callable[[], None],
-) -> tuple[dict[str, Any], str]:
-    """The decode half's reply, and why the prefill half's engine is lost ("" if it is not).
+) -> tuple[dict[str, Any], str, bool]:
+    """The decode half's reply, why the prefill half's engine is lost ("" if it is not), and whether its actor lives.
 
     `kv` is what the prefill engine said of itself when it started; `handed_on` is called when it has no part in the
     request any more. Neither half waits for one that is gone: SGLang alone would, for minutes. Where the prompt's KV
@@ -52,7 +52,9 @@ async def serve_pair(
             if not prefilling.done() and not _has_tokens(decoding):
                 await interrupt(prefill, prefilling)
             first = await prefilling
+            answers = True
         except ActorError as error:
+            answers = isinstance(error, ActorCallFailed)
             first = {"handed_on": False, "finish": str(FinishReason.LOST), "reason": str(error), "peer_lost": False}
         if first["handed_on"]:
             handed_on()
@@ -67,7 +69,7 @@ async def serve_pair(
     lost = first["reason"] if first["finish"] == FinishReason.LOST and not first["peer_lost"] else ""
     if not first["handed_on"] and not reply["token_ids"] and reply["finish"] == FinishReason.ABORT:
         reply = reply | {"finish": first["finish"], "reason": first["reason"], "peer_lost": bool(lost)}
-    return reply, lost
+    return reply, lost, answers
 
 
 def _has_tokens(decoding: asyncio.Future[dict[str, Any]]) -> bool:

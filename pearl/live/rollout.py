@@ -265,7 +265,7 @@ class RolloutWorkers:
                     version = min(v for v, _ in reply["versions"])
                 self._record(i, reply)
             except (ActorError, ValueError) as error:
-                reason = str(error)
+                reason, answers = str(error), _answers(error)
         if finish is FinishReason.LOST and not well:
             # The loss is told first, else the turn would go straight back to the dead.
             await self._condemn(i.worker, i.incarnation, reason, answers)
@@ -277,7 +277,7 @@ class RolloutWorkers:
         if prefill is None:
             await self._condemn(i.prefill_worker, i.prefill_incarnation, "its worker is gone")
             return NOTHING | {"reason": f"{i.prefill_worker} is gone"}
-        reply, lost = await serve_pair(
+        reply, lost, answers = await serve_pair(
             self.actors,
             prefill,
             decode,
@@ -288,7 +288,7 @@ class RolloutWorkers:
             handed_on=lambda: self.post(ev.PrefillDone(i.trajectory, i.prefill_worker, i.prefill_incarnation)),
         )
         if lost:
-            await self._condemn(i.prefill_worker, i.prefill_incarnation, lost)
+            await self._condemn(i.prefill_worker, i.prefill_incarnation, lost, answers)
         return reply
 
     def _record(self, i: ev.Generate, reply: dict[str, Any]) -> None:

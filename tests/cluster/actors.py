@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import subprocess
 import threading
 from pathlib import Path
 
@@ -35,6 +37,12 @@ class Odd:
 
     def pid(self) -> int:
         return os.getpid()
+
+    def start_hanging_child(self) -> int:
+        """A process in a session of its own that is stopped, as an engine that hangs; its number."""
+        child = subprocess.Popen(["sleep", "3600"], start_new_session=True)
+        os.kill(child.pid, signal.SIGSTOP)
+        return child.pid
 
     def thread(self) -> str:
         return threading.current_thread().name

@@ -82,6 +82,13 @@ async def test_a_killed_worker_fails_its_calls_at_once_and_is_reported(cluster: 
         await actor.call("echo", 1, timeout_s=10)
 
 
+async def test_what_a_killed_worker_had_started_is_gone_too_when_its_end_is_told(cluster: Cluster) -> None:
+    actor = await cluster.actor()
+    child = psutil.Process(await actor.call("start_hanging_child", timeout_s=10))
+    await cluster.local.kill("w-0")
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
 async def test_a_slot_lives_again_as_another_incarnation(cluster: Cluster) -> None:
     first = await cluster.actor(incarnation=1)
     second = await cluster.actor(incarnation=2)

@@ -92,9 +92,12 @@ class FailingJoiner(ElasticEngine):
 
 
 class DyingJoiner(ElasticEngine):
-    """A preemptible slot's first engine dies at its first request; its actor says so."""
+    """A preemptible slot's first engine dies during a request, its second one is dead when one comes: the actor answers
+    the former and raises at the latter."""
 
     async def generate(self, request: dict[str, Any]) -> dict[str, Any]:
+        if self.name == "preemptible-0.2":
+            raise RuntimeError("the engine died before")
         if self.name == "preemptible-0.1":
             return {
                 "token_ids": [], "logprobs": [], "versions": [], "finish": "lost", "reason": "the engine died",

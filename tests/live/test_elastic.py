@@ -14,13 +14,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 from rich.console import Console
 
 from bench.chaos import children
 from pearl.cluster.binding import bind
+from pearl.config import RunConfig
 from pearl.config.load import load_config, make_config
 from pearl.core import events as ev
+from pearl.core.trajectory import trajectory_from_wire
 from pearl.live import slots
 from pearl.live.actors import ActorClasses
 from pearl.live.driver import Driver
@@ -28,6 +31,7 @@ from pearl.live.measured import MemoryMoved
 from pearl.live.preflight import preflight
 from pearl.live.run_directory import RunDirectory
 from pearl.live.train import train
+from pearl.models import resolve_model
 from pearl.observe.elastic import ElasticCounts
 from tests.live.idle_actors import (
     DyingJoiner,
@@ -37,6 +41,9 @@ from tests.live.idle_actors import (
     Insomniac,
     NoEnvironment,
 )
+from tests.trainer.ranks import RankProcess
+from tests.trainer.samples import free_port
+from trainer.wire import pack_groups
 
 ROOT = Path(__file__).resolve().parents[2]
 Entry = ev.Event | ev.Instruction
@@ -191,11 +198,12 @@ async def test_a_killed_slot_costs_no_sample_and_comes_back_in_another_life(tmp_
 
 async def test_an_engine_that_died_starts_again_in_the_process_of_its_slot(tmp_path: Path) -> None:
     def plot(driver: Driver, entry: Entry) -> bool:
-        return serves(entry, "preemptible-0") and entry.incarnation == 2
+        return serves(entry, "preemptible-0") and entry.incarnation == 3
 
     story, _ = await play(tmp_path, plot, DyingJoiner, policy="elastic", preemptible_slots=1)
-    (lost,) = story.all(ev.WorkerLost)
-    assert (lost.worker, lost.reason) == ("preemptible-0", "the engine died")
+    first, second = story.all(ev.WorkerLost)
+    assert (first.worker, first.reason) == ("preemptible-0", "the engine died")
+    assert second.worker == "preemptible-0" and "the engine died before" in second.reason
     assert not story.all(ev.SlotLost) and len(story.all(ev.SlotJoined)) == 1
 
 
@@ -270,10 +278,30 @@ async def test_an_engine_that_does_not_let_go_is_killed_at_the_deadline_and_lent
 # --- real engines ---------------------------------------------------------------------------------------------------
 
 
+def train_again(config: RunConfig, run: Path, batches: list[ev.TrainBatch]) -> tuple[list[float], list[str]]:
+    """Losses, and checksums of the weights, of a trainer that has its GPU for itself, on the batches of a run."""
+    with (run / "trajectories.msgpack").open("rb") as file:
+        records = [r["trajectory"] for r in msgpack.Unpacker(file) if r["trajectory"] is not None]
+    trajectories = {t.id: t for t in map(trajectory_from_wire, records)}
+    curve, weights, packed = [], [], run / "batch.msgpack"
+    with RankProcess() as rank:
+        rank.call(
+            "start", config.trainer.model_dump(mode="json"), str(resolve_model(config.model.path)), config.model.dtype,
+            0, 1, "127.0.0.1", free_port(), config.seed, config.pipeline.steps, config.engine.sampling.temperature,
+            LIMIT_S,
+        )  # fmt: skip
+        for batch in batches:
+            packed.write_bytes(pack_groups([[trajectories[t] for t in group] for group in batch.groups]))
+            curve.append(rank.call("train_packed", batch.step, str(packed))["loss"])
+            weights.append(rank.call("checksum"))
+    return curve, weights
+
+
 @pytest.mark.engine
 @pytest.mark.slow
 async def test_real_engines_join_are_taken_and_borrow_while_a_real_trainer_trains(tmp_path: Path) -> None:
-    """The preemptible slot is told to go once it and the borrowed one have served."""
+    """The preemptible slot is told to go once it and the borrowed one have served. A trainer that lends nothing has the
+    same losses and the same weights on the same trajectories, bit for bit."""
     overrides = [
         f"run_dir={tmp_path / 'run'}", "name=real", f"pipeline.steps={MANY}", "elastic.preemptible_slots=1",
         "elastic.policy=elastic-borrow", "elastic.availability.file=null", "environment.family=letters",
@@ -302,4 +330,8 @@ async def test_real_engines_join_are_taken_and_borrow_while_a_real_trainer_train
     released = [m.measured for m in story.all(MemoryMoved) if m.what == "release"]
     assert released and all(m["freed_bytes"] >= 0.9 * m["named_bytes"] for m in released)
     assert not [process for process in children() if process.pid not in before], "processes are left"
+    curve, weights = train_again(config, tmp_path / "run", story.all(ev.TrainBatch)[:steps])
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert curve == [row["loss"] for row in rows], "borrowing changed the losses"
+    assert weights == [result.summary["trainer_checksums"][str(step)] for step in range(1, steps + 1)]
     assert not list(Path("/dev/shm").glob(f"pearl-{os.getpid()}-*-run")), "snapshots are left"

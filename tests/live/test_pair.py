@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pearl.cluster.errors import ActorLost
+from pearl.cluster.errors import ActorCallFailed, ActorLost
 from pearl.live import pair
 from pearl.live.pair import serve_pair
 
@@ -47,8 +47,9 @@ class Workers:
 
 
 async def ask(workers: Any) -> tuple[dict[str, Any], str, int]:
+    """Reply, why the prefill half is lost, and how often its KV was handed on."""
     handed: list[None] = []
-    reply, lost = await serve_pair(
+    reply, lost, _ = await serve_pair(
         workers, "p", "d", REQUEST, KV, interrupt_s=5.0, waiter="g0.0.0", handed_on=lambda: handed.append(None)
     )  # type: ignore[arg-type]
     return reply, lost, len(handed)
@@ -87,6 +88,16 @@ async def test_lost_decode_half_releases_the_prefill_half() -> None:
     with pytest.raises(ActorLost, match="d is gone"):
         await ask(workers)
     assert ("p", "interrupt") in workers.calls
+
+
+@pytest.mark.parametrize(
+    ("said", "lives"), [(ActorLost("p is gone"), False), (ActorCallFailed("the engine died", "EngineDied"), True)]
+)
+async def test_it_is_told_whether_the_actor_of_a_lost_prefill_half_lives(said: Exception, lives: bool) -> None:
+    _, _, answers = await serve_pair(
+        Workers(said, [NOTHING]), "p", "d", REQUEST, KV, interrupt_s=5.0, waiter="", handed_on=lambda: None
+    )  # type: ignore[arg-type]
+    assert answers is lives
 
 
 async def test_answer_outlives_the_prefill_half() -> None:

@@ -129,10 +129,10 @@ def test_one_seed_gives_the_same_samples_in_the_same_order(first: tuple[Run, dic
 
 
 def test_kills_lose_nothing(tmp_path: Path) -> None:
-    config = load_config(TINY, [f"run_dir={tmp_path / 'run'}", "pipeline.steps=20"])
+    config = load_config(TINY, [f"run_dir={tmp_path / 'run'}", "pipeline.steps=100"])
     outcome = asyncio.run(run_with_kills(config, ["engine", "worker"]))
     assert [r["what"] for r in outcome["recoveries"]] == ["engine", "worker"]
-    assert outcome["summary"]["steps"] == 20
+    assert 2 <= outcome["summary"]["steps"] < 100, "it ends when both are back"
 
 
 def test_ctrl_c_ends_cleanly_with_a_summary(tmp_path: Path) -> None:

@@ -130,6 +130,9 @@ def main() -> None:
             if method == "train":
                 (step,) = arguments
                 value: Any = worker.train(step, pack_groups(make_groups(step)))
+            elif method == "train_packed":
+                step, path = arguments
+                value = worker.train(step, Path(path).read_bytes())
             elif method == "stall":
                 value = stall()
             else:
