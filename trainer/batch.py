@@ -1,8 +1,4 @@
-"""From finished groups to training rows, and their split over minibatches, ranks and micro-batches.
-
-Everything here is deterministic and every rank computes the whole plan from the same groups, so the ranks agree on the
-number of collective calls without talking. Token ids are those of the rollout, in order; nothing is re-tokenised.
-"""
+"""From finished groups to training rows. Token ids are those of the rollout, in order; nothing is re-tokenised."""
 
 from __future__ import annotations
 
@@ -39,6 +35,11 @@ class Row:
     @property
     def loss_tokens(self) -> int:
         return int(self.loss_mask.sum())
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens before the first generated one."""
+        return int(self.loss_mask.argmax())
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,46 +140,3 @@ def make_row(trajectory: Trajectory, advantage: float) -> Row:
     if not np.isfinite(row.rollout_logprobs).all():
         raise ValueError(f"{trajectory.id} has a rollout log-prob that is not finite")
     return row
-
-
-def balance(rows: Sequence[Row], parts: int) -> list[list[Row]]:
-    """Split into `parts` of about equal tokens: longest first, each to the part that is lightest so far.
-
-    With at least `parts` rows no part is empty. Ties go by position, so equal input gives equal output.
-    """
-    loads = [0] * parts
-    split: list[list[Row]] = [[] for _ in range(parts)]
-    for row in sorted(rows, key=lambda row: -row.length):
-        lightest = loads.index(min(loads))
-        split[lightest].append(row)
-        loads[lightest] += row.length
-    return split
-
-
-def pack(rows: Sequence[Row], budget: int) -> list[list[Row]]:
-    """Micro-batches of rows of similar length with rows x longest <= `budget` padded tokens, every row exactly once.
-
-    Raises ValueError for a row that is longer than the budget.
-    """
-    packed: list[list[Row]] = []
-    for row in sorted(rows, key=lambda row: -row.length):
-        if row.length > budget:
-            raise ValueError(
-                f"{row.id} has {row.length} tokens, more than trainer.micro_batch_tokens = {budget}; raise it"
-            )
-        if packed and (len(packed[-1]) + 1) * packed[-1][0].length <= budget:
-            packed[-1].append(row)
-        else:
-            packed.append([row])
-    return packed
-
-
-def plan_ranks(rows: Sequence[Row], ranks: int, budget: int) -> list[list[list[Row]]]:
-    """For each rank its micro-batches; all ranks have equally many.
-
-    A rank with fewer gets empty ones, for which it runs a forward and a backward that add zero: ZeRO's collective calls
-    must be equal in number on all ranks.
-    """
-    plans = [pack(part, budget) for part in balance(rows, ranks)]
-    count = max(len(plan) for plan in plans)
-    return [plan + [[] for _ in range(count - len(plan))] for plan in plans]

@@ -10,7 +10,7 @@ from pearl.weights.snapshot import config_hash
 
 ESSENTIAL = ("model", "trainer.zero_stage", "trainer.dtype", "optimizer")
 """A checkpoint does not fit a trainer that differs in one of these. Others change what is learned from here on."""
-FREE = frozenset({"ranks", "micro_batch_tokens", "activation_checkpointing", "threads"})
+FREE = frozenset({"ranks", "micro_batch_tokens", "share_prompts", "activation_checkpointing", "threads"})
 """How a step is computed, not what: these may differ."""
 
 Fingerprint = dict[str, Any]

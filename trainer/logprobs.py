@@ -95,12 +95,18 @@ class TokenScorer:
         return (hidden.flatten(0, 1).index_select(0, self._positions).unsqueeze(0), *rest)
 
     def score(
-        self, forward: Callable[..., Any], input_ids: Tensor, positions: Tensor, targets: Tensor, temperature: float
+        self,
+        forward: Callable[..., Any],
+        input_ids: Tensor,
+        positions: Tensor,
+        targets: Tensor,
+        temperature: float,
+        **shaped: Tensor,
     ) -> TokenScores:
         """`forward` is the model or its engine; see `MicroBatch` for the tensors."""
         self._positions = positions
         try:
-            logits = forward(input_ids=input_ids, use_cache=False).logits
+            logits = forward(input_ids=input_ids, use_cache=False, **shaped).logits
         finally:
             self._positions = None
         return logprobs_from_logits(logits.squeeze(0), targets, temperature)

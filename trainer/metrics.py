@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from pearl.config.trainer import GrpoConfig
-from trainer.batch import Batch, Row
+from trainer.batch import Batch
+from trainer.bundle import Bundle
 from trainer.grpo import Scores, is_clipped, k3, policy_ratio
 from trainer.world import World
 
@@ -82,11 +83,13 @@ class StepMetrics:
         return {name: value / max(1.0, tokens) for name, value in sums.items()} | maxima
 
 
-def batch_counts(batch: Batch, updates: list[list[Row]], plans: list[list[list[list[Row]]]]) -> dict[str, float]:
-    """What a step was given, and how it was cut: rows of each update; and of each update, rank and micro-batch."""
-    packed = [rows for plan in plans for rank in plan for rows in rank]
-    padded = sum(len(rows) * max(row.length for row in rows) for rows in packed if rows)
-    trained = [row for rows in updates for row in rows]
+def batch_counts(batch: Batch, updates: list[list[Bundle]], plans: list[list[list[list[Bundle]]]]) -> dict[str, float]:
+    """What a step was given, and how it was cut: bundles of each update; and of each update, rank and micro-batch."""
+    packed = [bundles for plan in plans for rank in plan for bundles in rank]
+    padded = sum(len(bundles) * max(bundle.length for bundle in bundles) for bundles in packed if bundles)
+    trained = [bundle for bundles in updates for bundle in bundles]
+    rows = [row for bundle in trained for row in bundle.rows]
+    computed, tokens = sum(bundle.length for bundle in trained), sum(row.length for row in rows)
     return {
         "groups": float(batch.groups),
         "zero_variance_groups": float(batch.zero_variance_groups),
@@ -94,7 +97,8 @@ def batch_counts(batch: Batch, updates: list[list[Row]], plans: list[list[list[l
         "without_tokens": float(batch.without_tokens),
         "reward_mean": batch.reward_mean,
         "tokens_trained": float(batch.tokens),
-        "loss_tokens": float(sum(row.loss_tokens for row in trained)),
+        "loss_tokens": float(sum(row.loss_tokens for row in rows)),
         "micro_batches": float(len(packed)),
-        "padding_share": 1.0 - sum(row.length for row in trained) / padded if padded else 0.0,
+        "padding_share": 1.0 - computed / padded if padded else 0.0,
+        "shared_share": 1.0 - computed / tokens if tokens else 0.0,
     }

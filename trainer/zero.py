@@ -19,7 +19,8 @@ from torch import Tensor
 from pearl.config.trainer import TrainerConfig
 from pearl.core.trajectory import Trajectory
 from pearl.weights.snapshot import Manifest, combined_checksum, config_hash, tensor_checksum, write_snapshot
-from trainer.batch import balance, has_signal, make_batch, plan_ranks
+from trainer.batch import has_signal, make_batch
+from trainer.bundle import alone, bundle, can_share, rows_of
 from trainer.checkpoint import CheckpointError, is_complete, load_checkpoint, save_checkpoint
 from trainer.engine import (
     GradientNorm,
@@ -37,6 +38,7 @@ from trainer.logprobs import TokenScorer
 from trainer.metrics import StepMetrics, batch_counts
 from trainer.microbatch import MicroBatch, collate
 from trainer.offload import Moved, Offloader
+from trainer.plan import balance, plan_ranks
 from trainer.schedule import learning_rate_ratio
 from trainer.state import Life, State, TrainerStateError
 from trainer.world import join_world, leave_world, prepare_process
@@ -87,6 +89,7 @@ class ZeroTrainer:
         self._world = join_world(rank, world_size, master_address, master_port, timeout_s)
         try:
             model = load_model(self._directory, config)
+            self.shares_prompts = config.share_prompts and can_share(model)
             self._scorer = TokenScorer(model)
             self._reference: Any = None
             if config.grpo.kl_coefficient > 0.0:
@@ -118,17 +121,19 @@ class ZeroTrainer:
         grpo = self.config.grpo
         batch = make_batch(groups, grpo)
         ratio = learning_rate_ratio(step, self._total_steps, self.config.schedule)
-        updates = [rows for rows in balance(batch.rows, grpo.minibatches) if has_signal(rows, grpo)]
-        plans = [plan_ranks(rows, self._world.size, self.config.micro_batch_tokens) for rows in updates]
+        budget, parts = self.config.micro_batch_tokens, grpo.minibatches * self._world.size
+        bundles = bundle(batch.rows, budget, parts) if self.shares_prompts else alone(batch.rows)
+        updates = [part for part in balance(bundles, grpo.minibatches) if has_signal(rows_of(part), grpo)]
+        plans = [plan_ranks(part, self._world.size, budget) for part in updates]
         learning_rate = self.config.learning_rate * ratio
         metrics = StepMetrics(grpo, self._world)
         norms: list[float] = []
         with self._life.during("training"):
             set_learning_rate(self._engine, learning_rate)
-            mine = [[collate(rows, self._world.device) for rows in plan[self._world.rank]] for plan in plans]
+            mine = [[collate(part, self._world.device) for part in plan[self._world.rank]] for plan in plans]
             old = self._old_logprobs(mine)
-            for index, rows in enumerate(updates):
-                tokens = sum(row.loss_tokens for row in rows)
+            for index, update in enumerate(updates):
+                tokens = sum(row.loss_tokens for row in rows_of(update))
                 norms.append(self._update(mine[index], old[index], tokens, metrics))
             measured = metrics.reduce()
             self.step = step
@@ -154,7 +159,9 @@ class ZeroTrainer:
             return [[self._score(part)[0] for part in parts] for parts in updates]
 
     def _score(self, part: MicroBatch) -> tuple[Tensor, Tensor]:
-        return self._scorer.score(self._engine, part.input_ids, part.positions, part.targets, self._temperature)
+        return self._scorer.score(
+            self._engine, part.input_ids, part.positions, part.targets, self._temperature, **part.shaped
+        )
 
     def _update(
         self, parts: list[MicroBatch], old: list[Tensor | None], loss_tokens: int, metrics: StepMetrics
@@ -180,7 +187,7 @@ class ZeroTrainer:
         if self._reference is None:
             return None
         return self._reference_scorer.score(
-            self._reference, part.input_ids, part.positions, part.targets, self._temperature
+            self._reference, part.input_ids, part.positions, part.targets, self._temperature, **part.shaped
         ).logprobs
 
     # Weights

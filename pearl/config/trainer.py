@@ -50,7 +50,10 @@ class TrainerConfig(Section):
     gradient_clip: float = Field(1.0, ge=0.0)
     """Largest global gradient norm; 0 switches clipping off."""
     micro_batch_tokens: int = Field(2048, ge=64)
-    """Padded tokens (rows x longest row) of one forward and backward per rank. Must hold the longest trajectory."""
+    """Padded tokens (sequences x longest) of one forward and backward per rank. Must hold the longest trajectory."""
+    share_prompts: bool = True
+    """Samples of a group are trained in one sequence behind one copy of their prompt, where that leaves at most three
+    quarters of the tokens. Where the model cannot (sliding windows, linear attention), each is trained by itself."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more compute."""
     threads: int = Field(1, ge=1)

@@ -56,32 +56,31 @@ async def test_thirty_answers_interrupted_and_resumed_in_another_role(
     engine: RolloutWorker, partner: RolloutWorker
 ) -> None:
     """Ten are cut colocated and go on as a pair; ten as a pair, and go on as the pair turned round; ten so, and go on
-    colocated."""
+    colocated. How far an answer has come when its cut takes effect is the machine's affair."""
     rng = random.Random(2)
     prompts = [[rng.randrange(5, 1000) for _ in range(rng.randint(2, 30))] for _ in range(30)]
-    wholes = [await engine.generate(request(f"whole{i}", prompt, 100)) for i, prompt in enumerate(prompts)]
     tokens: list[list[int]] = [[] for _ in prompts]
 
-    async def ask(case: int, role: str) -> dict:
-        rid, prompt, left = f"{role}{case}", prompts[case] + tokens[case], 100 - len(tokens[case])
+    async def ask(case: int, role: str, count: int) -> dict:
+        rid, prompt = f"{role}{case}", prompts[case] + tokens[case]
         if role == "alone":
-            return await engine.generate(request(rid, prompt, left))
+            return await engine.generate(request(rid, prompt, count))
         halves = (engine, partner) if role == "pair" else (partner, engine)
-        return (await serve(*halves, rid, prompt, left))[1]
+        return (await serve(*halves, rid, prompt, count))[1]
 
     async def cut(case: int, role: str) -> None:
         decoder = partner if role == "pair" else engine
-        call = asyncio.create_task(ask(case, role))
+        call = asyncio.create_task(ask(case, role, LONG))
         least = rng.randint(1, 60)
         await until(lambda: call.done() or progress(decoder).get(f"{role}{case}", 0) >= least)
         await decoder.interrupt(f"{role}{case}")
         part = await call
         assert part["finish"] == "abort"
         tokens[case] += part["token_ids"]
-        assert least <= len(tokens[case]) < 100
+        assert len(tokens[case]) >= least
 
     async def finish(case: int, role: str) -> None:
-        tokens[case] += (await ask(case, role))["token_ids"]
+        tokens[case] += (await ask(case, role, 40))["token_ids"]
 
     for role, cuts, ends in (
         ("alone", range(10), ()),
@@ -95,7 +94,9 @@ async def test_thirty_answers_interrupted_and_resumed_in_another_role(
             await finish(case, role)
         for case in cuts:
             await cut(case, role)
-    assert tokens == [whole["token_ids"] for whole in wholes]
+    for case, prompt in enumerate(prompts):
+        whole = await engine.generate(request(f"whole{case}", prompt, len(tokens[case])))
+        assert tokens[case] == whole["token_ids"]
 
 
 async def test_sync_ends_both_halves_and_serves_the_new_weights(

@@ -11,7 +11,9 @@ import torch
 from pearl.config.trainer import TrainerConfig
 from pearl.core.trajectory import SegmentKind, Trajectory
 from pearl.models import resolve_model
-from trainer.batch import balance, make_row
+from trainer.batch import make_row
+from trainer.bundle import bundle, rows_of
+from trainer.plan import balance
 
 
 def load() -> Any:
@@ -63,10 +65,12 @@ class ReferenceTrainer:
         with torch.no_grad():
             old = {t.id: [float(s) for s in score(self.model, t, self.temperature)] for t, _ in members}
         # Which rows share an update is the one thing taken over.
-        split = balance([make_row(*member) for member in members], self.config.grpo.minibatches)
+        minibatches = self.config.grpo.minibatches
+        rows = [make_row(*member) for member in members]
+        split = balance(bundle(rows, self.config.micro_batch_tokens, minibatches), minibatches)
         loss_sum, tokens_sum, norms = 0.0, 0, []
         for part in split:
-            chosen = {row.id for row in part}
+            chosen = {row.id for row in rows_of(part)}
             self.optimizer.zero_grad()
             losses = [
                 loss for t, advantage in members if t.id in chosen for loss in self._losses(t, advantage, old[t.id])

@@ -16,16 +16,17 @@ from trainer.zero import ZeroTrainer
 MODEL = "tiny-random-llama"
 
 
-def segments(rng: random.Random, prompt: tuple[int, int], response: tuple[int, int], version: int) -> list[Segment]:
-    def tokens(low: int, high: int) -> tuple[int, ...]:
-        return tuple(rng.randrange(10, 40_000) for _ in range(rng.randint(low, high)))
+def tokens(rng: random.Random, low: int, high: int) -> tuple[int, ...]:
+    return tuple(rng.randrange(10, 40_000) for _ in range(rng.randint(low, high)))
 
-    result = [Segment(SegmentKind.PROMPT, tokens(*prompt))]
+
+def turns(rng: random.Random, response: tuple[int, int], version: int) -> list[Segment]:
+    result = []
     for _ in range(2):
-        generated = tokens(*response)
+        generated = tokens(rng, *response)
         logprobs = tuple(-10.8 + rng.uniform(-1.0, 1.0) for _ in generated)
         result.append(Segment(SegmentKind.RESPONSE, generated, logprobs, version))
-        result.append(Segment(SegmentKind.OBSERVATION, tokens(1, 6)))
+        result.append(Segment(SegmentKind.OBSERVATION, tokens(rng, 1, 6)))
     return result
 
 
@@ -37,12 +38,14 @@ def make_group(
     response: tuple[int, int] = (2, 12),
     version: int = 0,
 ) -> list[Trajectory]:
+    """All of one prompt, as a group is."""
     rng = random.Random(group)
+    question = Segment(SegmentKind.PROMPT, tokens(rng, *prompt))
     return [
         Trajectory(
             id=TrajectoryId(group, index, 0),
             task=f"task-{group}",
-            segments=tuple(segments(rng, prompt, response, version)),
+            segments=(question, *turns(rng, response, version)),
             turns=2,
             stop=StopReason.SUBMITTED,
             reward=reward,

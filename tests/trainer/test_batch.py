@@ -5,13 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pearl.config.trainer import GrpoConfig
 from pearl.core.trajectory import Segment, SegmentKind, StopReason, Trajectory, TrajectoryId
 from tests.trainer.samples import make_group
-from trainer.batch import Row, balance, has_signal, make_batch, make_row, pack, plan_ranks
+from trainer.batch import has_signal, make_batch, make_row
+from trainer.bundle import alone
 from trainer.microbatch import collate
 
 CPU = torch.device("cpu")
@@ -23,23 +22,6 @@ SECOND = Segment(SegmentKind.RESPONSE, (8,), (-1.0,), 9)
 
 def trajectory(*parts: Segment, index: int = 0, reward: float = 0.0, group: int = 0) -> Trajectory:
     return Trajectory(TrajectoryId(group, index, 0), "task", parts, 1, StopReason.SUBMITTED, reward)
-
-
-def row(length: int, index: int = 0) -> Row:
-    mask = np.arange(length) >= length // 2
-    return Row(
-        id=TrajectoryId(0, index, 0),
-        token_ids=np.arange(length, dtype=np.int64),
-        loss_mask=mask,
-        rollout_logprobs=np.zeros(length, dtype=np.float32),
-        versions=np.where(mask, 0, -1),
-        advantage=1.0,
-    )
-
-
-rows_of_any_length = st.lists(st.integers(2, 64), min_size=0, max_size=40).map(
-    lambda lengths: [row(length, index) for index, length in enumerate(lengths)]
-)
 
 
 def test_row_by_hand() -> None:
@@ -59,7 +41,8 @@ def test_two_responses_in_a_row_stay_two_versions_in_order() -> None:
 
 def test_micro_batch_by_hand() -> None:
     rows = [make_row(trajectory(PROMPT, ANSWER, OBSERVATION, SECOND), 0.5), make_row(trajectory(PROMPT, ANSWER), -2.0)]
-    got = collate(rows, CPU)
+    got = collate(alone(rows), CPU)
+    assert not got.shaped
     assert got.input_ids.tolist() == [[1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 5, 0, 0, 0]]
     assert got.positions.tolist() == [2, 3, 6, 10, 11]
     assert got.targets.tolist() == [4, 5, 8, 4, 5]
@@ -76,7 +59,7 @@ def test_what_was_not_generated_never_reaches_the_loss() -> None:
         versions=np.where(clean.loss_mask, clean.versions, 99),
     )
     for name in MICRO_BATCH_FIELDS:
-        assert torch.equal(getattr(collate([clean], CPU), name), getattr(collate([dirty], CPU), name))
+        assert torch.equal(getattr(collate(alone([clean]), CPU), name), getattr(collate(alone([dirty]), CPU), name))
 
 
 MICRO_BATCH_FIELDS = ("input_ids", "positions", "targets", "rollout_logprobs", "advantages", "versions")
@@ -86,36 +69,6 @@ def test_micro_batch_without_rows_has_one_token_and_no_loss() -> None:
     got = collate([], CPU)
     assert got.input_ids.shape == (1, 1)
     assert got.loss_tokens == 0
-
-
-@given(rows_of_any_length, st.integers(64, 256))
-def test_pack_has_every_row_once_within_the_budget(rows: list[Row], budget: int) -> None:
-    packed = pack(rows, budget)
-    assert sorted(r.id for part in packed for r in part) == sorted(r.id for r in rows)
-    for part in packed:
-        assert 0 < len(part) * max(r.length for r in part) <= budget
-
-
-@given(rows_of_any_length, st.integers(1, 5), st.integers(64, 256))
-def test_plan_has_every_row_once_and_equal_counts(rows: list[Row], ranks: int, budget: int) -> None:
-    plan = plan_ranks(rows, ranks, budget)
-    assert sorted(r.id for rank in plan for part in rank for r in part) == sorted(r.id for r in rows)
-    assert len({len(rank) for rank in plan}) == 1
-    ids = [[[r.id for r in part] for part in rank] for rank in plan]
-    assert ids == [[[r.id for r in part] for part in rank] for rank in plan_ranks(list(rows), ranks, budget)]
-    if len(rows) >= ranks:
-        assert all(any(rank) for rank in plan)
-
-
-@given(rows_of_any_length, st.integers(1, 5))
-def test_balance_is_within_one_row(rows: list[Row], parts: int) -> None:
-    loads = [sum(r.length for r in part) for part in balance(rows, parts)]
-    assert max(loads) - min(loads) <= max((r.length for r in rows), default=0)
-
-
-def test_row_that_does_not_fit_names_the_key() -> None:
-    with pytest.raises(ValueError, match=r"g0\.3\.0 has 65 tokens.*trainer\.micro_batch_tokens = 64"):
-        pack([row(65, index=3)], 64)
 
 
 def test_counts_and_dropped_groups() -> None:
