@@ -6,10 +6,11 @@
 
 TRL is not a dependency: it lives in an environment of its own, and this file runs there as a plain script. A pair is
 one run of each, in turn. PEARL plays its sandboxed tasks; TRL gets the prompts that PEARL played, token for token, in
-their order, and a reward that costs nothing. Both are measured from the end of step 1 to the end of step `--steps`, so
-that starting up does not count; PEARL goes on for two steps more, so that its rollout is as far ahead at the end of
-the window as at its beginning. The limit that both share: the FLOPs of forward and backward over prompt and response,
-and of decoding, on the same cores.
+their order, and a reward that costs nothing. The learning rate is 0 and groups without variance are kept, so both do
+all their work and the answers stay as long on both sides. Both are measured from the end of step 1 to the end of step
+`--steps`, so that starting up does not count; PEARL goes on for two steps more, so that its rollout is as far ahead at
+the end of the window as at its beginning. The limit: the FLOPs of forward and backward over prompts and responses, and
+of decoding, on the same cores.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from pathlib import Path
 from typing import Any
 
 TEMPERATURE = 1.0
+ALIKE = ("trainer.learning_rate=0", "trainer.grpo.zero_variance=keep")
+"""Overrides for PEARL, so that neither side is spared anything."""
 
 
 def main() -> None:
@@ -69,7 +72,7 @@ def run_pearl(args: argparse.Namespace, seed: int, folder: Path) -> tuple[dict[s
     from pearl.models import resolve_model
 
     run = folder / f"pearl-{seed}"
-    overrides = [f"run_dir={run}", f"pipeline.steps={args.steps + 2}", f"seed={seed}"]
+    overrides = [f"run_dir={run}", f"pipeline.steps={args.steps + 2}", f"seed={seed}", *ALIKE]
     command = [sys.executable, "-m", "pearl.cli", "train", str(args.config), *overrides, "--json"]
     subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
