@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
-from collections.abc import AsyncIterator
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
+from pearl.cluster import local
 from pearl.cluster.errors import ActorLost
 from tests.cluster.support import EVENT_S, Watched
 
@@ -90,6 +94,52 @@ async def test_a_worker_behind_a_cut_network_is_lost_and_killed(cluster: Watched
     proxy.cut = True
     left = await cluster.event("left")
     assert (left.reason, "event loop was silent" in left.detail) == ("lost", True)
+    assert await asyncio.wait_for(process.wait(), EVENT_S) == -signal.SIGKILL
+
+
+@pytest.fixture
+def namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Workers run in a network namespace of their own, and see the driver over one cable: its name, on our side."""
+    if os.geteuid() or not shutil.which("ip"):
+        pytest.skip("a network namespace needs root and iproute2")
+    name, net = f"pearl{os.getpid()}", f"10.213.{os.getpid() % 254 + 1}"
+
+    def ip(*arguments: str) -> None:
+        subprocess.run(["ip", *arguments], check=True, capture_output=True)
+
+    inside = tmp_path / "python"
+    # What starts a worker, with the address of the other end in the place of ours.
+    inside.write_text(
+        f"#!/bin/sh\nset -- $(echo \"$@\" | sed 's/--host {net}.1/--host {net}.2/')\n"
+        f'exec ip netns exec {name} {sys.executable} "$@"\n'
+    )
+    inside.chmod(0o755)
+    try:
+        ip("netns", "add", name)
+        ip("link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", name)
+        for where, device, address in (([], name, f"{net}.1"), (["-n", name], "eth0", f"{net}.2")):
+            ip(*where, "addr", "add", f"{address}/30", "dev", device)
+            ip(*where, "link", "set", device, "up")
+        monkeypatch.setattr(local, "HOST", f"{net}.1")
+        monkeypatch.setattr(sys, "executable", str(inside))
+        yield name
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"no network namespace here: {error.stderr.decode()}")
+    finally:
+        subprocess.run(["ip", "netns", "del", name], check=False)
+
+
+async def test_a_worker_whose_cable_is_cut_is_lost_with_its_calls_and_killed(namespace: str, cluster: Watched) -> None:
+    actor = await cluster.actor()
+    await cluster.event("joined")
+    process = cluster.local.workers["w-0"].process
+    pending = asyncio.ensure_future(actor.call("never", timeout_s=EVENT_S))
+    while not await actor.call("has_entered", timeout_s=EVENT_S):
+        pass
+    await asyncio.to_thread(subprocess.run, ["ip", "link", "set", namespace, "down"], check=True)
+    assert (await cluster.event("left")).reason == "lost"
+    with pytest.raises(ActorLost):
+        await pending
     assert await asyncio.wait_for(process.wait(), EVENT_S) == -signal.SIGKILL
 
 
