@@ -20,6 +20,7 @@ import argparse
 import asyncio
 import json
 import os
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -113,6 +114,7 @@ async def live(config: RunConfig) -> dict[str, Any]:
     assert config.run_dir is not None
     measured = Path(config.run_dir) / "measured.json"
     if not measured.exists():
+        shutil.rmtree(config.run_dir, ignore_errors=True)  # of a run that did not come to its end
         window = Window()
         result = await train(config, await preflight(config), Console(stderr=True, quiet=True), watch=window)
         if result.failure is not None or result.exit_code:
