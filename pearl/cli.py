@@ -16,6 +16,7 @@ from rich.markup import escape
 
 from pearl.env_command import app as env_app
 from pearl.errors import RunFailed, UserError
+from pearl.paper.command import app as bench_app
 
 app = typer.Typer(
     help="PEARL: asynchronous GRPO for LLM agents on GPUs that come and go.",
@@ -24,6 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(env_app, name="env")
+app.add_typer(bench_app, name="bench")
 
 POLICIES_HELP = (
     "Settings of the schedulers (docs/simulator.md): pearl, pearl-paper, colocated, elastic, elastic-borrow, static-pd, "

@@ -37,6 +37,10 @@ class BatchRun:
     """Sum over turns of the whole contexts."""
     cached_tokens: int
     generated_tokens: int
+    prefill_s: float
+    """Sum over engines of the time in prefill iterations."""
+    busy_s: float
+    """The same of all iterations."""
 
 
 def run_batch(
@@ -60,13 +64,17 @@ def run_batch(
     durations = Durations(jitter_cv=0.0)
     models = Models(engine, NO_TRAINER, durations, options or EngineOptions())
     cluster = make_cluster(training_gpus=0, reserved_gpus=layout.workers, gpus_per_slot=1)
-    Simulator(machine, cluster, models, workload, observers=observers).run()
+    simulator = Simulator(machine, cluster, models, workload, observers=observers)
+    simulator.run()
+    engines = [worker.engine for worker in simulator.workers.values() if worker.engine is not None]
     return BatchRun(
         machine.ended_s - machine.began_s,
         machine.turns,
         machine.prompt_tokens,
         machine.cached_tokens,
         machine.generated_tokens,
+        sum(engine.prefill_s for engine in engines),
+        sum(engine.busy_s for engine in engines),
     )
 
 
