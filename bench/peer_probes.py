@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shlex
 import shutil
 import signal
 import socket
@@ -28,7 +29,9 @@ LIMIT_S = 2.0
 LATE_S = 2 * LIMIT_S
 LINGER_S = 12
 """A child that outlives its command does so for this long at most, so that no probe hangs the bench."""
-GREEDY_BYTES = 6 << 30
+GREEDY_BYTES = 3 << 29
+"""1.5 GB, which is written to; `MEMORY_MB` is what PEARL's sandbox is given."""
+MEMORY_MB = 1024
 BIG_BYTES = 200_000_000
 FLOOD_BYTES = 50_000_000
 MANY_PROCESSES = 400
@@ -70,7 +73,7 @@ def probe(opened: Callable[[], Opened], test_command: str) -> dict[str, Any]:
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     try:
-        run = first.execute
+        run = _in_bash(first.execute)
         found["reads no host file"] = mark not in run(f"cat {host}/secret", LIMIT_S)
         run(f"echo x > {host}/written", LIMIT_S)
         found["writes no host file"] = not (host / "written").exists()
@@ -81,8 +84,8 @@ def probe(opened: Callable[[], Opened], test_command: str) -> dict[str, Any]:
         found["sees no other processes"] = str(witness.args[1]) not in said  # type: ignore[index]
         said = run(f"(: > /dev/tcp/127.0.0.1/{port}) && echo reached", LIMIT_S)
         found["reaches no service of the host"] = "reached" not in said
-        run(f"echo {mark} > /tmp/left-{mark}", LIMIT_S)
-        found["shares no /tmp"] = mark not in second.execute(f"cat /tmp/left-{mark}", LIMIT_S)
+        run(f"echo shared > /tmp/left-{mark}", LIMIT_S)
+        found["shares no /tmp"] = "shared" not in second.execute(f"cat /tmp/left-{mark}", LIMIT_S)
 
         found["time-out ends a command"] = _seconds(run, "sleep 9") < LATE_S
         lasting = f"{LINGER_S}.{int(mark, 16) % 10**8}"
@@ -94,11 +97,11 @@ def probe(opened: Callable[[], Opened], test_command: str) -> dict[str, Any]:
         found["ended command leaves no process"] = not _kill_all(f"{lasting}7")
 
         said = run(f"python3 -c 'print(len(bytearray({GREEDY_BYTES})))'", 10.0)
-        found["memory is bounded"] = str(GREEDY_BYTES) not in said
+        found["memory is bounded"] = said.split()[-1:] != [str(GREEDY_BYTES)]
         forks = f"for i in $(seq {MANY_PROCESSES}); do sleep 4 & done 2>/dev/null; echo $(jobs -r | wc -l)"
-        found["processes are bounded"] = str(MANY_PROCESSES) not in run(forks, 10.0).split()
+        found["processes are bounded"] = run(forks, 10.0).split()[-1:] != [str(MANY_PROCESSES)]
         said = run(f"head -c {BIG_BYTES} /dev/zero > big; stat -c %s big; rm -f big", 10.0)
-        found["files are bounded"] = str(BIG_BYTES) not in said.split()
+        found["files are bounded"] = said.split()[-1:] != [str(BIG_BYTES)]
         found["output is bounded"] = len(run(f"yes | head -c {FLOOD_BYTES}", 10.0)) < FLOOD_BYTES // 10
         costs = [1000 * _seconds(run, "true") for _ in range(COST_ROUNDS)]
         found["command_ms"] = statistics.median(costs)
@@ -117,6 +120,11 @@ def probe(opened: Callable[[], Opened], test_command: str) -> dict[str, Any]:
     found["closing leaves no files"] = not left.exists()
     left.unlink(missing_ok=True)
     return found
+
+
+def _in_bash(execute: Execute) -> Execute:
+    """Some run commands in sh."""
+    return lambda command, timeout_s: execute(f"bash -c {shlex.quote(command)}", timeout_s)
 
 
 def _seconds(run: Execute, command: str) -> float:
@@ -187,8 +195,8 @@ def main() -> None:
         try:
             found = probe(partial(open_peer, given["kind"], place, given["bwrap"]), place.test_command)
         except Exception as error:  # an environment that cannot be opened here is a row, too
-            said = getattr(error, "stderr", None) or str(error)
-            found = {"not run": str(said).strip().splitlines()[-1][:200]}
+            said = str(getattr(error, "stderr", None) or error)
+            found = {"not run": said.strip().splitlines()[0][:200]}
         print(json.dumps({"task": task, **found}), flush=True)
 
 
