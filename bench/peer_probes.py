@@ -103,7 +103,7 @@ def probe(opened: Callable[[], Opened], test_command: str) -> dict[str, Any]:
         said = run(f"head -c {BIG_BYTES} /dev/zero > big; stat -c %s big; rm -f big", 10.0)
         found["files are bounded"] = said.split()[-1:] != [str(BIG_BYTES)]
         found["output is bounded"] = len(run(f"yes | head -c {FLOOD_BYTES}", 10.0)) < FLOOD_BYTES // 10
-        costs = [1000 * _seconds(run, "true") for _ in range(COST_ROUNDS)]
+        costs = [1000 * _seconds(first.execute, "true") for _ in range(COST_ROUNDS)]
         found["command_ms"] = statistics.median(costs)
         start = time.perf_counter()
         run(test_command, TEST_S)
