@@ -37,10 +37,11 @@ from pearl.core.profile import RuntimeTracker
 from pearl.core.search import colocated, mixtures, ratios
 from pearl.core.trajectory import TrajectoryId
 from pearl.core.workload import EngineProfile, Profile, TurnShape, WorkloadProfile
-from pearl.profiles import load_profile, load_workload, workload_profile
+from pearl.profiles import load_profile
 from pearl.sim.batch import run_batch
 from pearl.sim.engine import EngineOptions
 from pearl.sim.workload import AgentWorkload, Lognormal
+from pearl.sim.workload_profile import load_workload, workload_profile
 
 TUNING_FROM, HELD_OUT_FROM = 0, 30_000
 NEAR = 0.10

@@ -18,7 +18,8 @@ from pearl.core.makespan import ClosedForm, layout_array, layout_of
 from pearl.core.search import colocated, mixtures, ratios
 from pearl.core.workload import Profile
 from pearl.errors import UserError
-from pearl.profiles import load_profile, load_workload, read_profile, workload_profile
+from pearl.profiles import load_profile, read_profile
+from pearl.sim.workload_profile import load_workload, workload_profile
 
 ROWS = 20
 MIXED_ROWS = 3

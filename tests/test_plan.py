@@ -14,16 +14,8 @@ from pearl.core.layout import Layout
 from pearl.core.workload import Profile
 from pearl.errors import UserError
 from pearl.plan import make_plan, sentences
-from pearl.profiles import (
-    gpus,
-    load_profile,
-    load_workload,
-    models,
-    read_profile,
-    workload_profile,
-    workloads,
-    write_profile,
-)
+from pearl.profiles import gpus, load_architecture, load_profile, models, read_profile, write_profile
+from pearl.sim.workload_profile import load_workload, workload_profile, workloads
 
 
 def profile() -> Profile:
@@ -42,6 +34,11 @@ def test_every_shipped_profile_loads_or_says_that_it_does_not_fit() -> None:
 def test_architecture_gives_bytes_per_token() -> None:
     assert load_profile("qwen3-8b", "h800").kv_bytes_per_token == 147_456
     assert load_profile("qwen3-30b-a3b", "h800").kv_bytes_per_token == 98_304
+
+
+def test_attention_is_as_wide_as_its_heads_not_as_the_model() -> None:
+    assert load_architecture("qwen3-8b").attention_width == 4096
+    assert load_architecture("qwen3-30b-a3b").attention_width == 4096 == 2 * load_architecture("qwen3-30b-a3b").hidden
 
 
 def test_two_gpus_are_faster_than_one_and_less_than_twice_as_fast() -> None:

@@ -2,7 +2,6 @@
 
 from pearl.profiles.derive import Architecture, Gpu
 from pearl.profiles.load import gpus, load_architecture, load_gpu, load_profile, models, read_profile, write_profile
-from pearl.profiles.workloads import load_workload, workload_profile, workloads
 
 __all__ = [
     "Architecture",
@@ -11,10 +10,7 @@ __all__ = [
     "load_architecture",
     "load_gpu",
     "load_profile",
-    "load_workload",
     "models",
     "read_profile",
-    "workload_profile",
-    "workloads",
     "write_profile",
 ]

@@ -40,6 +40,7 @@ class Gpu:
 @dataclass(frozen=True, slots=True)
 class Architecture:
     layers: int
+    heads: int
     kv_heads: int
     head_dim: int
     hidden: int
@@ -48,6 +49,10 @@ class Architecture:
     """What every token uses."""
     bytes_per_parameter: float = 2.0
     expert_share: float = 0.0
+
+    @property
+    def attention_width(self) -> int:
+        return self.heads * self.head_dim
 
     @property
     def kv_bytes_per_token(self) -> float:
