@@ -3,12 +3,13 @@
     python -m venv /tmp/mini && /tmp/mini/bin/pip install mini-swe-agent==2.4.6
     python -m venv /tmp/official && /tmp/official/bin/pip install swebench==5.0.2
     python -m bench.env_peers TASKS --mini /tmp/mini/bin/python --official /tmp/official/bin/python
-                              [--only ID]... [--part environments|grading] [--json FILE]
+                              [--only ID]... [--part PART]... [--json FILE]
 
 TASKS are validated ones (`pearl env validate --output`); without --only the first ten. Each probe is one thing that an
 agent's command must not be able to do, looked at from outside. Each cheat is work that resolves nothing: PEARL grades
 it as it grades an agent's; for the official grader the tests run in the same kind of sandbox, with the test patch over
-the work as its evaluation script puts it, and it judges their log. `--part` leaves the other part of FILE as it is.
+the work as its evaluation script puts it, and it judges their log. Parts are pearl, local, bubblewrap, docker and
+grading; with `--part` the others stay in FILE as they are.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ TEST_S = 120.0
 AT_ONCE = 2
 TASKS = 10
 PEERS = ("local", "bubblewrap", "docker")
+ENVIRONMENTS = {"pearl": "pearl", **{kind: f"mini-swe-agent {kind}" for kind in PEERS}}
+GRADING = "grading"
 PARSERS = {Framework.DJANGO: "parse_log_django", Framework.SYMPY: "parse_log_sympy"}
 MARKS = (">>>>> Start Test Output", ">>>>> End Test Output", ">>>>> Test Exit Code: $code")
 NOTHING, GOLD = "nothing", "gold patch"
@@ -164,12 +167,16 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     try:
         built = [builder.build(record) for record in chosen]
         with asyncio.Runner() as runner, tempfile.TemporaryDirectory() as folder:
-            if args.part != "grading":
-                rows = {"pearl": [probe_pearl(runner, backend, one) for one in built]}
-                for kind in PEERS:
-                    rows[f"mini-swe-agent {kind}"] = probe_peer(kind, args.mini, built, str(bwrap_path()))
-                result["environments"] = {name: together(found) for name, found in rows.items()}
-            if args.part != "environments":
+            parts = args.part or [*ENVIRONMENTS, GRADING]
+            rows = {
+                name: probe_peer(kind, args.mini, built, str(bwrap_path()))
+                if kind in PEERS
+                else [probe_pearl(runner, backend, one) for one in built]
+                for kind, name in ENVIRONMENTS.items()
+                if kind in parts
+            }
+            result["environments"] = {name: together(found) for name, found in rows.items()}
+            if GRADING in parts:
                 own, jobs = runner.run(grade_all(backend, builder, built, Path(folder)))
                 said = subprocess.run(
                     [args.official, "-m", "bench.peer_grader"],
@@ -196,14 +203,15 @@ def main() -> None:
     parser.add_argument("--mini", required=True, help="an interpreter that has mini-swe-agent")
     parser.add_argument("--official", required=True, help="an interpreter that has swebench")
     parser.add_argument("--only", action="append")
-    parser.add_argument("--part", choices=("environments", "grading"))
+    parser.add_argument("--part", action="append", choices=(*ENVIRONMENTS, GRADING))
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     result = measure(args)
     print(json.dumps(result, indent=1))
     if args.json:
         before = json.loads(args.json.read_text()) if args.part and args.json.exists() else {}
-        args.json.write_text(json.dumps({**before, **result}, indent=1) + "\n")
+        environments = {**before.get("environments", {}), **result["environments"]}
+        args.json.write_text(json.dumps({**before, **result, "environments": environments}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ Execute = Callable[[str, float], str]
 """Command and limit in seconds; what was said."""
 LIMIT_S = 2.0
 LATE_S = 2 * LIMIT_S
-LINGER_S = 12
+LINGER_S = 8
 """A child that outlives its command does so for this long at most, so that no probe hangs the bench."""
 GREEDY_BYTES = 3 << 29
 """1.5 GB, which is written to; `MEMORY_MB` is what PEARL's sandbox is given."""
