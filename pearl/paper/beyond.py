@@ -20,6 +20,8 @@ HARDWARE = (
 )  # fmt: skip
 SIZES = (16, 32, 32, 64)
 BATCH_PER_GPU = (1, 2, 2, 4)
+HOURS = 12.0
+"""At most: the steps end a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class Environment:
     testbed: Testbed
 
     @classmethod
-    def draw(cls, number: int, hours: float) -> Environment:
+    def draw(cls, number: int, steps: int) -> Environment:
         rng = random.Random(f"environment {number}")
         model, gpu, per_worker = rng.choice(HARDWARE)
         gpus = rng.choice(SIZES)
@@ -46,7 +48,7 @@ class Environment:
         batch = max(1, round(gpus * rng.choice(BATCH_PER_GPU) / 16)) * 16
         testbed = Testbed.of_size(
             gpus, model=model, gpu=gpu, gpus_per_worker=per_worker, batch=batch, trace=rng.choice(GENERATED),
-            notice_s=rng.choice((None, 30.0, 120.0)), hours=hours, world=world,
+            notice_s=rng.choice((None, 30.0, 120.0)), hours=HOURS, world=world, steps=steps,
         )  # fmt: skip
         assert isinstance(testbed, Testbed)
         return cls(number, testbed)
@@ -65,7 +67,7 @@ class Beyond(Study):
 
     def __init__(self, plan: Plan) -> None:
         super().__init__()
-        self.environments = [Environment.draw(number, plan.environment_hours) for number in range(plan.environments)]
+        self.environments = [Environment.draw(number, plan.environment_steps) for number in range(plan.environments)]
         for environment in self.environments:
             for policy in ("pearl-paper", "pearl"):
                 testbeds = seeded(replace(environment.testbed, policy=policy), plan.environment_seeds)

@@ -7,8 +7,8 @@ rollout's share of a step. Where the source says nothing of the experiment, this
 workers of two H800; for prefill's shares Qwen3-30B-A3B on 16 colocated GPUs; for the times Qwen3-8B and the 8 training
 GPUs of the scaling experiment beside them.
 
-Prefill's tokens are those that it computes: read as whole prompts, its share of time would be out of reach. A live engine
-finds 99 % of a turn's prefix where that was left (`pearl.paper.hits`), so prefixes are lost to routing alone here.
+Prefill's tokens are those that it computes: read as whole prompts, its share of time would be out of reach. A live
+engine finds 99 % of a turn's prefix where that was left (`pearl.paper.hits`), so prefixes are lost to routing alone.
 
 The first four weigh ten times as much as the last one, which is of the same time as two of them. What they leave open
 is decided by nearness to the simulator's `swe`, which weighs least. Bounds are what published traces of coding agents

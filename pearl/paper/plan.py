@@ -26,7 +26,7 @@ class Plan:
     pairs_batches: tuple[int, ...] = published.PAIRS_BATCHES
     ratios: tuple[tuple[int, bool], ...] = tuple(published.RATIOS)
     environments: int = 30
-    environment_hours: float = 0.75
+    environment_steps: int = 8
     environment_seeds: int = 2
 
     @classmethod
@@ -34,7 +34,7 @@ class Plan:
         return cls(
             world, seeds=2, batch_seeds=3, hours=0.5, steps=4, skip=1, gpus=(4, 8), batches=(32, 64, 96, 128),
             lengths=(8192, 32_768), pairs_batches=(32, 48, 64, 96), ratios=((10, False), (12, False)), environments=4,
-            environment_hours=0.3, environment_seeds=1,
+            environment_steps=3, environment_seeds=1,
         )  # fmt: skip
 
     def fixed(self, policy: str, model: str, gpus: int, batch: int = 64, max_tokens: int = 32_768) -> Testbed:
