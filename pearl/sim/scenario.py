@@ -16,7 +16,7 @@ from pearl.core.settings import PipelineSettings
 from pearl.core.tasks import TaskCursor
 from pearl.core.workload import EngineProfile, Profile, WorkloadProfile
 from pearl.errors import UserError
-from pearl.profiles import load_architecture, load_gpu, load_profile, workload_profile
+from pearl.profiles import load_architecture, load_gpu, load_profile
 from pearl.sim import availability
 from pearl.sim.cluster import Cluster, make_cluster
 from pearl.sim.durations import Durations
@@ -26,14 +26,13 @@ from pearl.sim.results import Results
 from pearl.sim.simulator import Models, Observer, Simulator
 from pearl.sim.trainer import ModelShape, TrainerModel
 from pearl.sim.workload import PRESETS, Workload
+from pearl.sim.workload_profile import workload_profile
 
 TASKS = 4096
 NO_END = 1_000_000
 """Steps: time ends the run, not they."""
 DURATIONS = {"qwen3-30b-a3b": Durations(prepare_s=67.06, finalise_s=17.89, activate_s=6.09, deactivate_s=4.38)}
 """By model, where the source has others than Qwen3-8B's."""
-ATTENTION_WIDTH = {"qwen3-30b-a3b": 4096}
-"""By model, where it is not the model's width."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +138,7 @@ class Scenario:
             architecture.parameters,
             architecture.dense_parameters + routed * architecture.expert_share,
             architecture.layers,
-            ATTENTION_WIDTH.get(self.model, architecture.hidden),
+            architecture.attention_width,
             architecture.bytes_per_parameter,
         )
         trainer = TrainerModel(shape, self.training_gpus, load_gpu(self.gpu).flops)
