@@ -14,7 +14,9 @@ from typing import Any, Protocol
 
 from pearl.core import events as ev
 from pearl.core.events import Event, Instruction
-from pearl.core.layout import SlotInfo, Zone
+from pearl.core.layout import Role, SlotInfo, Zone
+from pearl.core.scheduler import Scheduler
+from pearl.core.settings import Borrowing
 from pearl.core.trajectory import FinishReason, StopReason, TrajectoryId
 from pearl.core.workload import EngineProfile
 from pearl.sim.clock import Clock
@@ -157,7 +159,8 @@ class Simulator:
         self._at(0.0, ev.RunStarted(tuple(s.name for s in slots), environments, slots))
         for time_s, event in self.cluster.changes:
             self._at(time_s, event)
-        self._answer(self.models.durations.trainer_start_s, ev.TrainerReady(0, 0))
+        began_s = self._overlap_engines()
+        self._answer(began_s + self.models.durations.trainer_start_s, ev.TrainerReady(0, 0))
         while self.end is None and self.clock.advance(until_s):
             pass
         return self.end
@@ -282,6 +285,21 @@ class Simulator:
                 then(worker)
             self._deliver(event)
 
+    def _overlap_engines(self) -> float:
+        """Where GPUs are lent, their engines start before the trainer and then sleep: when the last one does."""
+        d, last_s = self.models.durations, 0.0
+        for worker in self.workers.values() if _borrows(self.machine) else ():
+            if worker.info.zone is Zone.OVERLAP:
+                seconds = d.jittered(d.prepare_s + d.deactivate_s * RELEASE_SHARE, self._random)
+                worker.incarnation, last_s = 1, max(last_s, seconds)
+                worker.engine = self._new_engine(worker.info.name, Role.COLOCATED)
+                self._at(seconds, ev.EngineAsleep(worker.info.name, 1))
+        return last_s
+
+    def _new_engine(self, name: str, role: Role) -> Engine:
+        m = self.models
+        return Engine(name, m.engine, role, self.clock, m.options, self._generated, self._handed_on)
+
     def _start_engine(self, i: ev.StartEngine) -> None:
         worker = self.workers[i.worker]
         if not worker.present:
@@ -290,8 +308,7 @@ class Simulator:
         worker.incarnation = i.incarnation
 
         def loaded(worker: Worker) -> None:
-            m = self.models
-            worker.engine = Engine(i.worker, m.engine, i.role, self.clock, m.options, self._generated, self._handed_on)
+            worker.engine = self._new_engine(i.worker, i.role)
             worker.fresh = worker.resident = True
 
         self._of_worker(self.models.durations.prepare_s, ev.EngineLoaded(i.worker, i.incarnation), loaded)
@@ -412,3 +429,8 @@ class Simulator:
     def _reloaded(self, slots: tuple[str, ...]) -> None:
         self.lent.difference_update(slots)
         self._deliver(ev.TrainerReloaded(slots))
+
+
+def _borrows(machine: Machine) -> bool:
+    """Whether it may lend training GPUs to rollout."""
+    return isinstance(machine, Scheduler) and machine.elastic.settings.intra_scale is not Borrowing.NEVER

@@ -69,6 +69,7 @@ class Timeline:
             ev.SlotLost: lambda e: self._to(e.worker, Doing.ABSENT),
             ev.ReleaseSlot: lambda i: self._to(i.worker, Doing.ABSENT),
             ev.StartEngine: self._start_engine,
+            ev.EngineAsleep: self._asleep,
             ev.SyncWeights: lambda i: self._to(i.worker, Doing.LOADING),
             ev.WeightsSynced: lambda e: self._to(e.worker, SERVING[self.lanes[e.worker].role]),
             ev.SwitchRole: lambda i: self._to(i.worker, Doing.MOVING),
@@ -111,6 +112,12 @@ class Timeline:
     def _start_engine(self, i: ev.StartEngine) -> None:
         self.lanes[i.worker].role = i.role
         self._to(i.worker, Doing.STARTING)
+
+    def _asleep(self, event: ev.EngineAsleep) -> None:
+        """It has started since the beginning."""
+        lane = self.lanes[event.worker]
+        lane.changes[-1] = (lane.changes[-1][0], Doing.STARTING)
+        lane.to(self.now, Doing.IDLE)
 
     def _role_switched(self, event: ev.RoleSwitched) -> None:
         lane = self.lanes[event.worker]

@@ -97,6 +97,25 @@ def test_borrowed_gpus_and_preemptible_ones_are_counted() -> None:
     assert borrowing["preemptible_gpu_s"] <= 6 * borrowing["simulated_s"]
 
 
+def test_engines_of_training_gpus_start_before_the_trainer_and_the_first_borrowing_costs_what_the_others_do() -> None:
+    entries = play(replace(SMALL, policy="elastic-borrow"))[2].entries
+    kinds = [(type(entry), getattr(entry, "worker", "").partition("-")[0]) for _, entry in entries]
+    ready = kinds.index((ev.TrainerReady, ""))
+    assert (ev.EngineAsleep, "overlap") in kinds[:ready] and (ev.EngineAsleep, "overlap") not in kinds[ready:]
+    assert (ev.ResumeEngine, "overlap") in kinds and (ev.StartEngine, "overlap") not in kinds
+    lasted = [
+        e.seconds
+        for _, e in entries
+        if isinstance(e, ev.RecordOperation) and (e.kind, e.phase) == ("borrow", "admitted")
+    ]
+    assert len(lasted) > 2 and lasted[0] < 2 * min(lasted)
+
+
+def test_without_borrowing_no_engine_of_training_gpus_starts() -> None:
+    entries = play(replace(SMALL, policy="elastic"))[2].entries
+    assert not [entry for _, entry in entries if isinstance(entry, ev.EngineAsleep)]
+
+
 def test_the_timeline_tells_of_borrowed_training_gpus() -> None:
     timeline = Timeline()
     simulate(replace(SMALL, policy="elastic-borrow"), [timeline])
