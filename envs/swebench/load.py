@@ -72,9 +72,20 @@ def load_tasks(source: str) -> list[TaskRecord]:
 
 
 def save_tasks(path: Path, records: Iterable[TaskRecord]) -> None:
-    """One JSON object a line, as `load_tasks` reads it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(record.as_json()) + "\n" for record in records))
+    """One JSON object a line, as `load_tasks` reads it. Raises UserError if that is not possible."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps(record.as_json()) + "\n" for record in records))
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be written ({error.strerror})", "Give a file in a directory of yours."
+        ) from error
+
+
+def add_task(path: Path, record: TaskRecord) -> None:
+    """One more line of a file that `save_tasks` wrote."""
+    with path.open("a") as file:
+        file.write(json.dumps(record.as_json()) + "\n")
 
 
 def read_row(row: Row) -> TaskRecord | BadRow:

@@ -75,6 +75,8 @@ def test_run_by_hand(tasks: Path, cache: Path) -> None:
         (["list", "/nonexistent.jsonl"], "do not exist"),
         (["run", "TASKS", "--id", "old", "--gold"], "python"),
         (["run", "TASKS", "--patch", "/nonexistent"], "cannot be read"),
+        (["validate", "TASKS", "--output", "/proc/none/valid.jsonl"], "/proc/none/valid.jsonl cannot be written"),
+        (["validate", "TASKS", "--logs", "/dev/null/logs"], "/dev/null/logs cannot be made"),
     ],
 )
 def test_bad_input_is_one_clear_error(tasks: Path, cache: Path, arguments: list[str], named: str) -> None:
