@@ -7,7 +7,7 @@ import json as json_module
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -178,7 +178,7 @@ def validate(
     only: Only = None,
     runs: Annotated[int, typer.Option(min=1, help="Runs before and after the gold patch; flaky tests go.")] = 2,
     output: Annotated[
-        Path | None, typer.Option(help="Write the valid tasks here, with the lists that were found.")
+        Path | None, typer.Option(help="Write the valid tasks here as they are found, with their lists.")
     ] = None,
     logs: Annotated[Path | None, typer.Option(help="Keep the last logs of each task in this directory.")] = None,
     cache: Cache = None,
@@ -191,8 +191,18 @@ def validate(
     records, bad = _chosen(tasks, only)
     console = Console(stderr=json)
     _tell(console, bad)
+    if output is not None:
+        from envs.swebench.load import save_tasks
+
+        save_tasks(output, [])
+    if logs is not None:
+        try:
+            logs.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"{logs} cannot be made ({error.strerror})", "Give a directory for --logs.") from error
 
     async def main() -> list[Any]:
+        from envs.swebench.load import add_task
         from envs.swebench.validate import validate as validate_task
 
         async with _workshop(cache, build_s, _jobs(jobs)) as shop:
@@ -205,19 +215,18 @@ def validate(
                 reason = f"; {found.reason}" if found.reason else ""
                 _print(console, f"{record.instance_id}: {said} ({found.seconds:.1f} s){flaky}{reason}")
                 if logs is not None:
-                    logs.mkdir(parents=True, exist_ok=True)
                     for phase, text in zip(("before", "after"), found.logs, strict=False):
                         (logs / f"{record.instance_id}.{phase}.log").write_text(text)
-                return found
+                if output is not None and found.valid:
+                    add_task(output, found.record)
+                return replace(found, logs=())  # thousands of them would not fit in memory
 
             return await _each(records, jobs, one)
 
     results = asyncio.run(main()) if records else []
     valid = [result for result in results if result.valid]
     if output is not None:
-        from envs.swebench.load import save_tasks
-
-        save_tasks(output, [result.record for result in valid])
+        save_tasks(output, [result.record for result in valid])  # in the order that was given
     if json:
         from envs.swebench.validate import not_tried
 
