@@ -17,8 +17,9 @@ from envs.chat import ChatRenderer
 from envs.errors import InfrastructureError
 from envs.protocol import TaskFamily
 from envs.registry import make_family
-from envs.sandbox.backend import BubblewrapBackend
+from envs.sandbox.factory import make_backend
 from envs.sandbox.folder import sweep as sweep_folders
+from envs.sandbox.protocol import SandboxBackend
 from pearl.config.environment import EnvironmentConfig
 
 Key = tuple[int, ...]
@@ -37,7 +38,7 @@ class EnvironmentWorker:
 
     def __init__(self) -> None:
         self._config = EnvironmentConfig()
-        self._backend: BubblewrapBackend | None = None
+        self._backend: SandboxBackend | None = None
         self._family: TaskFamily | None = None
         self._chat: ChatRenderer | None = None
         self._sessions: dict[Key, _Open] = {}
@@ -50,16 +51,16 @@ class EnvironmentWorker:
         await self.stop()
         self._config = EnvironmentConfig.model_validate(environment)
         self._chat = await asyncio.to_thread(ChatRenderer.load, model_directory)
-        self._backend = BubblewrapBackend(self._config.sandbox, name=f"{Path(run_dir).name}-{name}")
+        self._backend = make_backend(self._config.sandbox, name=f"{Path(run_dir).name}-{name}")
         try:
-            swept = await asyncio.to_thread(self._backend.sweep)
+            swept = await self._backend.sweep()
             await self._backend.probe()
             self._family = make_family(self._config, self._backend)
         except BaseException:
             await self.stop()
             raise
         builds = hasattr(self._family, "prepare")
-        return {"directory": str(self._backend.directory), "swept": swept, "builds": builds, **await self.tasks()}
+        return {"directory": str(self._backend.directory or ""), "swept": swept, "builds": builds, **await self.tasks()}
 
     async def prepare(self) -> dict[str, Any]:
         """Build what the family's tasks need beforehand, if `start` said that it `builds`; faults by task name.
@@ -163,7 +164,7 @@ class EnvironmentWorker:
             raise InfrastructureError(f"trajectory {key} is not open here")
         return session
 
-    def _started(self) -> tuple[BubblewrapBackend, TaskFamily, ChatRenderer]:
+    def _started(self) -> tuple[SandboxBackend, TaskFamily, ChatRenderer]:
         if self._backend is None or self._family is None or self._chat is None:
             raise InfrastructureError("the environment worker is not started")
         return self._backend, self._family, self._chat
@@ -171,4 +172,4 @@ class EnvironmentWorker:
 
 def sweep(directory: str) -> list[str]:
     """Remove the sandboxes that dead workers left in `directory` (see `start`); the names of their folders."""
-    return sweep_folders(Path(directory))
+    return sweep_folders(Path(directory)) if directory else []

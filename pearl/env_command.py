@@ -53,7 +53,7 @@ async def _workshop(cache: Path | None, build_s: float, builds: int = 1) -> Asyn
     builder = Builder(SwebenchConfig(cache=str(cache) if cache else None, build_s=build_s, builds=builds))
     backend = BubblewrapBackend(LIMITS, name="env")
     try:
-        await asyncio.to_thread(backend.sweep)
+        await backend.sweep()
         await backend.probe()
         yield _Workshop(builder, backend)
     finally:

@@ -91,6 +91,8 @@ def describe(result: CommandResult, wall_s: float) -> str:
         lines.append(f"[killed after {wall_s:g} s]")
     elif result.over_output:
         lines.append("[killed: too much output]")
+    elif result.over_memory:
+        lines.append("[processes were killed: too much memory]")
     elif result.exit_code:
         lines.append(f"[exit code {result.exit_code}]")
     return "\n".join(lines) or "[no output]"

@@ -114,9 +114,9 @@ class BubblewrapBackend:
         await asyncio.gather(*(sandbox.close() for sandbox in list(self._open)))
         await asyncio.to_thread(self._folder.remove)
 
-    def sweep(self) -> list[str]:
+    async def sweep(self) -> list[str]:
         """Remove what dead processes left in this directory."""
-        return sweep(self.directory)
+        return await asyncio.to_thread(sweep, self.directory)
 
     def _image(self, files: Mapping[str, bytes]) -> Path:
         """One read-only layer for all sandboxes that start with the same files."""

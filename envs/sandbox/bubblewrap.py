@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -12,16 +13,18 @@ from envs.errors import InfrastructureError
 from envs.sandbox.command import Finished, Killed, run_bounded
 from envs.sandbox.folder import disk_use, remove_tree
 from envs.sandbox.layers import read_changes, read_layers, write_changes
+from envs.sandbox.memory import memory_over
 from envs.sandbox.mounts import Mounts
-from envs.sandbox.protocol import CommandResult, Entry, SandboxImage, SandboxOverLimit
+from envs.sandbox.protocol import Entry, SandboxImage
+from envs.sandbox.serial import MB, SHELL, SerialSandbox, What, inside
 from envs.sandbox.user import SandboxUser
 from pearl.config.environment import SandboxConfig
 
-MB = 1 << 20
-CUT = "\n[... {} bytes cut ...]\n"
+DISK_EVERY = 3
+"""The disk is looked at every so many polls: a tree is walked for it."""
 
 
-class BubblewrapSandbox:
+class BubblewrapSandbox(SerialSandbox):
     """See `envs.sandbox.protocol.Sandbox`."""
 
     def __init__(
@@ -33,105 +36,38 @@ class BubblewrapSandbox:
         limits: SandboxConfig,
         changes: Mapping[str, Entry] | None = None,
     ) -> None:
+        super().__init__(limits)
         image = lower if isinstance(lower, SandboxImage) else None
         self._folder, self._lower = folder, lower.tree if isinstance(lower, SandboxImage) else lower
-        self._limits = limits
         self._upper, self._work, self._tmp = folder / "upper", folder / "work", folder / "tmp"
         folder.mkdir(mode=0o700)
         for layer in (self._upper, self._work, self._tmp):
             layer.mkdir(mode=0o755)
         user.own(folder, self._upper, self._work, self._tmp, *write_changes(self._upper, changes or {}))
         self._argv = [*user.prefix(), *mounts.argv(self._lower, self._upper, self._work, self._tmp, image)]
-        self._busy = asyncio.Lock()
-        self._running: asyncio.Task | None = None
-        self._over = False
-        self._end = asyncio.Lock()
-        self._closed = self._removed = False
 
-    async def exec(
-        self, command: str, *, timeout_s: float, stdin: bytes = b"", keep_bytes: int | None = None
-    ) -> CommandResult:
-        finished, exit_code = await self._run(
-            ["/usr/bin/bash", "-c", command], timeout_s, keep_bytes or self._limits.output_chars, stdin=stdin
-        )
-        head = finished.output[: finished.head].decode(errors="replace")
-        tail = finished.output[finished.head :].decode(errors="replace")
-        return CommandResult(
-            exit_code,
-            (head + CUT.format(finished.cut) + tail if finished.cut else head + tail).replace("\0", ""),
-            timed_out=finished.killed is Killed.WALL_TIME,
-            over_output=finished.killed is Killed.OUTPUT,
-            over_disk=self._over,
-        )
+    async def _look(self, what: What, limit: int) -> dict[str, Entry]:
+        read = read_layers if what == "all" else read_changes
+        return await asyncio.to_thread(read, self._lower, self._upper, limit)
 
-    async def read(self, path: str, *, timeout_s: float, limit: int = MB) -> bytes | None:
-        command = ["/usr/bin/head", "-c", str(limit), "--", _inside(path)]
-        finished, exit_code = await self._run(command, timeout_s, limit, quiet=True)
-        return finished.output if exit_code == 0 and not finished.cut else None
-
-    async def write(self, path: str, data: bytes, *, timeout_s: float) -> bool:
-        script = 'mkdir -p -- "$(dirname -- "$1")" && cat > "$1"'
-        command = ["/usr/bin/bash", "-c", script, "write", _inside(path)]
-        _, exit_code = await self._run(command, timeout_s, 4096, stdin=data)
-        return exit_code == 0
-
-    async def snapshot(self, *, limit: int = 8 * MB) -> dict[str, Entry]:
-        async with self._busy:
-            if self._over:
-                raise SandboxOverLimit("the sandbox is full")
-            return await asyncio.to_thread(read_layers, self._lower, self._upper, limit)
-
-    async def diff(self, *, limit: int = 8 * MB) -> dict[str, Entry]:
-        async with self._busy:
-            if self._over:
-                raise SandboxOverLimit("the sandbox is full")
-            return await asyncio.to_thread(read_changes, self._lower, self._upper, limit)
-
-    async def close(self) -> None:
-        self._closed = True
-        async with self._end:
-            if self._removed:
-                return
-            if self._running is not None:
-                self._running.cancel()
-                await asyncio.wait({self._running})
-            await asyncio.to_thread(remove_tree, self._folder)
-            self._removed = True
-
-    async def _run(
-        self,
-        command: Sequence[str],
-        timeout_s: float,
-        keep_bytes: int,
-        *,
-        stdin: bytes = b"",
-        quiet: bool = False,
-    ) -> tuple[Finished, int | None]:
-        """In a task of its own: whoever waits may go away, the end of the process tree is waited for all the same."""
-        async with self._busy:
-            if self._closed:
-                raise InfrastructureError("the sandbox is closed")
-            if self._over:
-                raise SandboxOverLimit("the sandbox is full")
-            self._running = asyncio.create_task(self._run_alone(command, timeout_s, keep_bytes, stdin, quiet))
-            try:
-                return await self._running
-            except asyncio.CancelledError:
-                if self._closed:
-                    raise InfrastructureError("the sandbox was closed while a command ran in it") from None
-                raise
-            finally:
-                self._running = None
+    async def _remove(self) -> None:
+        await asyncio.to_thread(remove_tree, self._folder)
 
     async def _run_alone(
-        self,
-        command: Sequence[str],
-        timeout_s: float,
-        keep_bytes: int,
-        stdin: bytes,
-        quiet: bool,
+        self, command: Sequence[str], timeout_s: float, keep_bytes: int, stdin: bytes, quiet: bool
     ) -> tuple[Finished, int | None]:
         status = os.memfd_create("status")
+        polls = itertools.count(1)
+
+        def init_pid() -> int | None:
+            return _init_pid(os.pread(status, 4096, 0))
+
+        async def check() -> Killed | None:
+            init = init_pid()
+            if init is not None and await asyncio.to_thread(memory_over, init, self._limits.memory_mb * MB):
+                return Killed.MEMORY
+            return Killed.DISK if next(polls) % DISK_EVERY == 0 and await self._is_over_disk() else None
+
         try:
             finished = await run_bounded(
                 [*self._argv, "--json-status-fd", str(status), "--", *limited(command, self._limits, quiet=quiet)],
@@ -140,8 +76,8 @@ class BubblewrapSandbox:
                 kill_after_bytes=self._limits.file_mb * MB,
                 stdin=stdin,
                 pass_fds=(status,),
-                over_limit=self._is_over_disk,
-                init_pid=lambda: _init_pid(os.pread(status, 4096, 0)),
+                check=check,
+                init_pid=init_pid,
             )
             report = os.pread(status, 4096, 0)
         finally:
@@ -174,7 +110,7 @@ def limited(command: Sequence[str], limits: SandboxConfig, *, quiet: bool) -> li
     }
     ulimit = "ulimit " + " ".join(f"-{flag} {value}" for flag, value in settings.items())
     script = f'{ulimit} && exec "$@"' + (" 2>/dev/null" if quiet else "")
-    return ["/usr/bin/bash", "-c", script, "limits", *command]
+    return [SHELL, "-c", script, "limits", *command]
 
 
 def _init_pid(report: bytes) -> int | None:
@@ -182,18 +118,12 @@ def _init_pid(report: bytes) -> int | None:
     return int(found[1]) if found else None
 
 
-def _inside(path: str) -> str:
-    if path.startswith("/") or ".." in Path(path).parts:
-        raise ValueError(f"{path!r} is not a path inside the workspace")
-    return "./" + path
-
-
 def write_image(target: Path, files: Mapping[str, bytes], user: SandboxUser) -> None:
     """A read-only lower layer with `files`, owned by the sandbox's user: a file of anybody else cannot be changed."""
     target.mkdir(mode=0o755)
     made = {target}
     for name, data in files.items():
-        path = target / _inside(name)
+        path = target / inside(name)
         parents = path.parents if not name.endswith("/") else (path, *path.parents)
         for parent in reversed([p for p in parents if p.is_relative_to(target) and p not in made]):
             parent.mkdir(mode=0o755)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -15,13 +15,16 @@ from envs.errors import InfrastructureError
 
 REAP_S = 10.0
 """How long the end of a killed process tree may take before it counts as a fault of the machine."""
-POLL_S = 0.25
+POLL_S = 0.1
+BEGIN_S = 60.0
+SAID_BYTES = 2000
 
 
 class Killed(Enum):
     WALL_TIME = "wall time"
     OUTPUT = "output"
-    CHECK = "check"
+    DISK = "disk"
+    MEMORY = "memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,8 @@ class Finished:
     head: int
     """Length of the head."""
     killed: Killed | None
+    out_of_memory: bool = False
+    """The kernel killed some of its processes."""
 
 
 class _Output:
@@ -63,11 +68,16 @@ async def run_bounded(
     kill_after_bytes: int,
     stdin: bytes = b"",
     pass_fds: Sequence[int] = (),
-    over_limit: Callable[[], Awaitable[bool]] | None = None,
+    check: Callable[[], Awaitable[Killed | None]] | None = None,
     init_pid: Callable[[], int | None] = lambda: None,
+    env: Mapping[str, str] | None = None,
+    banner: bytes = b"",
 ) -> Finished:
-    """Run `argv` with an empty environment in its own process group and read all it prints.
+    """Run `argv` in its own process group, without variables but `env`, and read all it prints.
 
+    `banner` is what it prints when the command proper begins: the wall time counts from there, and something else, or
+    nothing within BEGIN_S, is a fault of the machine.
+    `check` is called every POLL_S, and says why the command must end.
     `init_pid` is the first process of the command's process namespace, once there is one: a child of `argv`'s process.
     To stop the command that one is killed. The kernel lets it end only when the whole namespace is empty, and its
     parent waits for it, so the end of the parent is the proof that nothing is left.
@@ -81,7 +91,7 @@ async def run_bounded(
             stdin=feed,
             stdout=printed,
             stderr=asyncio.subprocess.STDOUT,
-            env={},
+            env=env or {},
             start_new_session=True,
             pass_fds=pass_fds,
         )
@@ -95,15 +105,18 @@ async def run_bounded(
         if feed != asyncio.subprocess.DEVNULL:
             os.close(feed)
     output = _Output(keep_bytes)
-    reader = asyncio.ensure_future(_read(stream, output, kill_after_bytes))
+    reader: asyncio.Future[bool] | None = None
     try:
-        killed = await _watch(reader, timeout_s, over_limit)
+        if banner:
+            await _begin(stream, banner)
+        reader = asyncio.ensure_future(_read(stream, output, kill_after_bytes))
+        killed = await _watch(reader, timeout_s, check)
         if killed is not None:
             _kill(process, init_pid())
         await _end(process, stream, reader)
     except BaseException:  # cancelled, most likely: the tree ends before the caller goes on
         _kill(process, init_pid())
-        await _end(process, stream, reader)
+        await _end(process, stream, reader or asyncio.ensure_future(_read(stream, output, kill_after_bytes)))
         raise
     finally:
         transport.close()
@@ -111,8 +124,22 @@ async def run_bounded(
     return Finished(await process.wait(), kept, output.total - len(kept), len(output.head), killed)
 
 
+async def _begin(stream: asyncio.StreamReader, banner: bytes) -> None:
+    try:
+        async with asyncio.timeout(BEGIN_S):
+            try:
+                said = await stream.readexactly(len(banner))
+            except asyncio.IncompleteReadError as end:
+                said = end.partial
+            if said != banner:
+                said += await stream.read(SAID_BYTES)
+                raise InfrastructureError(f"the sandbox could not start a command: {said.decode(errors='replace')}")
+    except TimeoutError:
+        raise InfrastructureError(f"the sandbox did not start a command within {BEGIN_S:g} s") from None
+
+
 async def _watch(
-    reader: asyncio.Future[bool], timeout_s: float, over_limit: Callable[[], Awaitable[bool]] | None
+    reader: asyncio.Future[bool], timeout_s: float, check: Callable[[], Awaitable[Killed | None]] | None
 ) -> Killed | None:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
@@ -120,11 +147,11 @@ async def _watch(
         left = deadline - loop.time()
         if left <= 0:
             return Killed.WALL_TIME
-        done, _ = await asyncio.wait({reader}, timeout=min(left, POLL_S) if over_limit else left)
+        done, _ = await asyncio.wait({reader}, timeout=min(left, POLL_S) if check else left)
         if done:
             return None if reader.result() else Killed.OUTPUT
-        if over_limit is not None and await over_limit():
-            return Killed.CHECK
+        if check is not None and (why := await check()) is not None:
+            return why
 
 
 async def _read(stream: asyncio.StreamReader, output: _Output, kill_after: int) -> bool:

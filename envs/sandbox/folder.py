@@ -94,7 +94,7 @@ def sweep(directory: Path) -> list[str]:
         return swept
     with contextlib.suppress(TimeoutError), locked(directory / DIRECTORY_LOCK, LOCK_S):
         for folder in sorted(entry for entry in directory.iterdir() if entry.is_dir() and not entry.is_symlink()):
-            if _has_owner(folder):
+            if has_owner(folder):
                 continue
             _kill_users_of(folder)
             remove_tree(folder)
@@ -134,7 +134,8 @@ def disk_use(*roots: Path) -> int:
     return total
 
 
-def _has_owner(folder: Path) -> bool:
+def has_owner(folder: Path) -> bool:
+    """Whether the process lives to which an `OwnedFolder` belongs; a folder that is gone has none."""
     try:
         descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -18,6 +18,8 @@ class CommandResult:
     """Standard output and error as they came, cut in the middle."""
     timed_out: bool = False
     over_output: bool = False
+    over_memory: bool = False
+    """Some or all of its processes were killed for it."""
     over_disk: bool = False
 
 
@@ -46,6 +48,8 @@ class SandboxImage:
     """Directories that precede the system's in PATH."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of every command."""
+    container: str | None = None
+    """Container image that has the workspace, and whatever else its commands need, in it; `tree` is a copy then."""
 
 
 class SandboxOverLimit(Exception):
@@ -90,6 +94,11 @@ class SandboxBackend(Protocol):
     """Makes sandboxes, and answers for all that they leave behind."""
 
     @property
+    def directory(self) -> Path | None:
+        """Where this machine keeps what belongs to sandboxes; `envs.sandbox.folder.sweep` takes it."""
+        ...
+
+    @property
     def python(self) -> str:
         """Path of a Python interpreter inside each sandbox."""
         ...
@@ -104,6 +113,10 @@ class SandboxBackend(Protocol):
 
     async def create_from(self, image: SandboxImage, changes: Mapping[str, Entry] | None = None) -> Sandbox:
         """A sandbox of an image, with files written over it or missing from it (a `diff` of another sandbox)."""
+        ...
+
+    async def sweep(self) -> list[str]:
+        """Remove what dead processes left; names of what there was."""
         ...
 
     async def close(self) -> None:

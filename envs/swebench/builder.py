@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from envs.sandbox.protocol import Entry, SandboxImage
 from envs.sandbox.user import SandboxUser
@@ -98,7 +99,7 @@ class Builder:
         )
         tests = apply_patch(tree, record.test_patch, tools)
         image = _image(record, recipe, python, tree, environment)
-        built = BuiltTask(record, recipe, image, environment, tests, _guard(record, recipe, tree))
+        built = BuiltTask(record, recipe, image, environment, tests, _guard(record, recipe, tree, environment))
         self._built[record.instance_id] = built
         return built
 
@@ -141,11 +142,22 @@ def _image(record: TaskRecord, recipe: Recipe, python: Python, tree: Path, envir
     )
 
 
-def _guard(record: TaskRecord, recipe: Recipe, tree: Path) -> Guard:
+def _guard(record: TaskRecord, recipe: Recipe, tree: Path, environment: Path) -> Guard:
     named = [part.path for part in parse_patch(record.test_patch)]
     named += named_tests(recipe.test_cmd, lambda path: (tree / path).exists())
+    named += [str(PurePosixPath(word)) for word in recipe.test_cmd if (tree / word).is_file()]
     own = [path for part in parse_patch(record.patch) for path in (part.path, part.old_path) if path is not None]
-    return Guard.of(named, own)
+    return Guard.of(named, own, _stand_ins(recipe, tree, environment))
+
+
+def _stand_ins(recipe: Recipe, tree: Path, environment: Path) -> Iterator[str]:
+    """See `Guard`: names that are taken, in the directories that come before the environment's."""
+    installed = {entry.name.partition(".")[0] for entry in environment.glob("lib/python*/site-packages/*")}
+    for root in {".", *recipe.pythonpath.split(":")}:
+        for name in installed | sys.stdlib_module_names:
+            path = PurePosixPath(root, name)
+            if not (tree / path).exists() and not (tree / f"{path}.py").exists():
+                yield str(path)
 
 
 def _key(recipe: Recipe, *fields: str, extra: str = "") -> str:

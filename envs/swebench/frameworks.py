@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import re
+import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -106,6 +107,11 @@ def make_canaries(
         covered = not named or any(not word.endswith(".py") and path.startswith(f"{word}/") for word in named)
         arguments = () if covered else (path,)
     return Canaries(path, source, arguments, frozenset(names[:2]), frozenset(names[2:]))
+
+
+def false_assertion(draw: random.Random) -> str:
+    """Statements that fail."""
+    return textwrap.dedent(_sums(draw, right=False))
 
 
 def _name(draw: random.Random) -> str:

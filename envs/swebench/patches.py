@@ -81,13 +81,14 @@ def _name(head: str, mark: str) -> str | None:
 
 
 PROTECTED_NAMES = (
-    "conftest.py", "pytest.ini", ".pytest.ini", "tox.ini", "setup.cfg", "setup.py", "pyproject.toml", "noxfile.py",
+    "conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml",
+    "tox.ini", "setup.cfg", "setup.py", "pyproject.toml", "noxfile.py",
     "sitecustomize.py", "usercustomize.py", "*.pth", "*.egg-link", "*.pyc", "*.pyo", "*.so", "*.pyd", ".coveragerc",
     ".env", ".gitattributes", ".gitmodules", "runtests.py", "pyvenv.cfg",
 )  # fmt: skip
 """Files that decide how tests run, or what Python does before them."""
 PROTECTED_FOLDERS = (
-    "__pycache__", ".git", ".hg", ".github", "*.egg-info", "*.dist-info", "site-packages",
+    "__pycache__", ".git", ".hg", ".github", "*.egg-info", "*.dist-info", "*.egg", "egg-info", "site-packages",
 )  # fmt: skip
 """Nothing below a directory of such a name counts."""
 SHADOWS = ("pytest", "_pytest", "pluggy", "unittest", "pytest_*", "iniconfig", "doctest")
@@ -103,12 +104,16 @@ class Guard:
     """Files and directories that the tests come from."""
     own: frozenset[str] = frozenset()
     """What the gold patch changes, an agent may change, too, unless it is one of `tests`."""
+    stand_ins: frozenset[str] = frozenset()
+    """Modules, without ".py", that do not exist and would be imported instead of the standard library's, or of an
+    installed package's."""
 
     @classmethod
-    def of(cls, test_paths: Iterable[str], own: Iterable[str]) -> Guard:
+    def of(cls, test_paths: Iterable[str], own: Iterable[str], stand_ins: Iterable[str] = ()) -> Guard:
         """`test_paths`: files of the test patch, files and directories that the test command names."""
         paths = {path.rstrip("/") for path in test_paths}
-        return cls(frozenset(paths | {folder for path in paths for folder in _test_folders(path)}), frozenset(own))
+        tests = paths | {folder for path in paths for folder in _test_folders(path)}
+        return cls(frozenset(tests), frozenset(own), frozenset(stand_ins))
 
     def drops(self, path: str, *, new: bool) -> bool:
         """Whether a change to `path` is dropped; `new`: the repository has no such file."""
@@ -119,6 +124,8 @@ class Guard:
             return False
         *folders, name = PurePosixPath(path.lower()).parts
         if _matches([name], PROTECTED_NAMES) or _matches(folders, PROTECTED_FOLDERS):
+            return True
+        if path.removesuffix(".py") in self.stand_ins or parents & self.stand_ins:
             return True
         return new and _matches([*folders, name.removesuffix(".py")], SHADOWS)
 

@@ -32,13 +32,24 @@ class Trial:
     """Changes that do not count: tests, their configuration, start-up files, byte code, links."""
 
 
-async def run_tests(built: BuiltTask, backend: SandboxBackend, changes: Mapping[str, Entry], timeout_s: float) -> Trial:
-    """Run the test command on the repository with `changes`, the test patch over them. Whatever the code under test
-    does ends in the Trial; InfrastructureError if the sandbox itself fails."""
+async def run_tests(
+    built: BuiltTask,
+    backend: SandboxBackend,
+    changes: Mapping[str, Entry],
+    timeout_s: float,
+    tests: Mapping[str, str] | None = None,
+) -> Trial:
+    """Run the test command on the repository with `changes`, the test patch over them, and other `tests` over that.
+
+    Whatever the code under test does ends in the Trial; InfrastructureError if the sandbox itself fails.
+    """
     start = time.monotonic()
     counted, dropped = admit(built, changes)
     canaries = make_canaries(built.recipe.test_cmd, lambda path: exists(built, path))
-    files = {**counted, **built.tests, canaries.path: Entry("file", canaries.source.encode())}
+    own = {
+        path: Entry("file", text.encode()) for path, text in {**(tests or {}), canaries.path: canaries.source}.items()
+    }
+    files = {**counted, **built.tests, **own}
     sandbox = await backend.create_from(built.image, files)
     try:
         command = service(built) + shlex.join([*built.recipe.test_cmd, *canaries.arguments])
@@ -71,8 +82,9 @@ def judge(built: BuiltTask, canaries: Canaries, result: CommandResult) -> tuple[
     statuses = parser_for(built.record.repo, built.recipe.test_cmd)(log)
     wrong = canaries.disagree(statuses)
     statuses = {name: status for name, status in statuses.items() if not canaries.owns(name)}
-    if result.timed_out or result.over_output or result.over_disk or result.exit_code is None:
-        return statuses, "killed: " + ("time" if result.timed_out else "disk" if result.over_disk else "output")
+    if result.exit_code is None or result.over_disk:
+        kinds = {"time": result.timed_out, "disk": result.over_disk, "memory": result.over_memory}
+        return statuses, "killed: " + next((kind for kind, holds in kinds.items() if holds), "output")
     if wrong:
         return statuses, f"{len(wrong)} of 4 canary tests were not judged as they must be"
     if result.exit_code == 0 or (framework is Framework.PYTEST and result.exit_code != 1):

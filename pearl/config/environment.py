@@ -1,6 +1,6 @@
 """`environment:` which tasks are played, where, and for how long."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -9,10 +9,15 @@ from pearl.config.swebench import SwebenchConfig
 
 
 class SandboxConfig(Section):
-    backend: Literal["bubblewrap"] = "bubblewrap"
-    """How commands are isolated."""
+    backend: Literal["bubblewrap", "podman", "docker", "swerex"] = "bubblewrap"
+    """How commands are isolated: namespaces of this machine's own system, containers, or sandboxes elsewhere."""
+    image: str | None = None
+    """Container image of sandboxes whose task has none of its own, with bash, coreutils and Python; for `podman` and
+    `docker`."""
+    deployment: dict[str, Any] | None = None
+    """For `swerex`: where sandboxes run, as SWE-ReX says it, `{type: modal, image: python:3.11}`."""
     memory_mb: int = Field(512, ge=16)
-    """Address space of one process in the sandbox, MB."""
+    """Memory of all processes of a sandbox together, MB; under `bubblewrap` also the address space of each."""
     processes: int = Field(64, ge=4)
     """Processes and threads at once."""
     command_s: float = Field(10.0, gt=0)

@@ -17,7 +17,7 @@ from actors.sglang.args import check_versions, plan_server
 from actors.sglang.process import require_free
 from actors.sglang.transfer import interface_address, missing
 from envs.registry import find_factory
-from envs.sandbox.backend import BubblewrapBackend
+from envs.sandbox.factory import make_backend
 from pearl.cluster.binding import Binding, bind
 from pearl.config import RunConfig
 from pearl.errors import UserError
@@ -155,7 +155,7 @@ def _gpus(config: RunConfig) -> int:
 
 async def _check_environment(config: RunConfig) -> int:
     """Run one sandbox and make the task family once; the number of its tasks."""
-    backend = BubblewrapBackend(config.environment.sandbox, name="preflight")
+    backend = make_backend(config.environment.sandbox, name="preflight")
     try:
         await backend.probe()
         return len(find_factory(config.environment.family)(config.environment, backend).tasks)

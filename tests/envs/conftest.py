@@ -7,9 +7,12 @@ import pytest
 
 from envs.chat import ChatRenderer
 from envs.sandbox.backend import BubblewrapBackend
+from envs.sandbox.containers import LABEL, ContainerBackend
 from envs.sandbox.folder import remove_tree
+from envs.sandbox.protocol import SandboxBackend
 from pearl.config.environment import SandboxConfig
 from pearl.models import resolve_model
+from tests.envs.podman import podman_image
 
 
 @pytest.fixture
@@ -19,6 +22,33 @@ def directory() -> Iterator[Path]:
     path.chmod(0o711 if os.getuid() == 0 else 0o700)
     yield path
     remove_tree(path)
+
+
+@pytest.fixture(scope="session")
+def podman() -> Iterator[str]:
+    """An image for podman; skips, with the reason, where podman runs no containers."""
+    with tempfile.TemporaryDirectory(prefix="pearl-podman-") as name, podman_image(Path(name)) as image:
+        yield image
+
+
+def backend_of(request: pytest.FixtureRequest, limits: SandboxConfig, directory: Path) -> SandboxBackend:
+    """Of the kind that `request` has as its parameter."""
+    if request.param == "bubblewrap":
+        return BubblewrapBackend(limits, directory=directory)
+    image = request.getfixturevalue("podman")
+    return ContainerBackend(limits.model_copy(update={"backend": "podman", "image": image}), directory=directory)
+
+
+@pytest.fixture(params=["bubblewrap", "podman"])
+async def sandboxes(request: pytest.FixtureRequest, directory: Path) -> AsyncIterator[SandboxBackend]:
+    """Both kinds."""
+    made = backend_of(request, SandboxConfig(), directory)
+    yield made
+    await made.close()
+    assert [entry.name for entry in directory.iterdir()] == [".lock"]
+    assert processes_with(str(directory)) == []
+    if isinstance(made, ContainerBackend):
+        assert await made.engine.labelled("container", LABEL) == await made.engine.labelled("image", LABEL) == {}
 
 
 @pytest.fixture

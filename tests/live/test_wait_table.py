@@ -47,8 +47,11 @@ WAITS, DRIVER, COMPONENTS = (
 )
 SNAPSHOTS = "cluster/test_snapshots.py"
 RECEIVER = Test(SNAPSHOTS, "test_a_receiver_that_is_there_and_does_nothing_is_left")
+SANDBOXES = "live/test_blocked_environments.py"
 CALL = "pearl/live/actors.py:Actors.call"
 TURN = Test(WAITS, "test_the_turn_of_a_trainer_is_free_after_a_call_that_was_never_answered")
+STEP = Within("envs/agent.py:_within")
+REMOTE = Test(SANDBOXES, "test_a_remote_sandbox_that_does_not_answer")
 RANKS = Test(COMPONENTS, "test_ranks_that_never_come_or_stop_in_the_middle")
 COMMAND = Test(COMPONENTS, "test_a_command_that_ignores_everything")
 REAPED = Test(COMPONENTS, "test_a_command_that_survives_its_kill")
@@ -137,14 +140,29 @@ TABLE: dict[str, Row] = {
     "actors/environment.py:EnvironmentWorker.advance": Within(CALL),
     "actors/environment.py:EnvironmentWorker.score": Within(CALL),
     "envs/agent.py:_within": Test(COMPONENTS, "test_an_environment_that_never_answers"),
-    "envs/families/shell.py:ShellEnvironment.reset": Within("envs/agent.py:_within"),
-    "envs/families/swebench.py:SwebenchEnvironment.reset": Within("envs/agent.py:_within"),
+    "envs/families/shell.py:ShellEnvironment.reset": STEP,
+    "envs/families/swebench.py:SwebenchEnvironment.reset": STEP,
+    "envs/sandbox/backend.py:BubblewrapBackend.sweep": Within("envs/sandbox/folder.py:sweep"),
     "envs/sandbox/backend.py:BubblewrapBackend.close": Within(CALL),
-    "envs/sandbox/bubblewrap.py:BubblewrapSandbox.snapshot": Within("envs/agent.py:_within"),
-    "envs/sandbox/bubblewrap.py:BubblewrapSandbox.diff": Within("envs/agent.py:_within"),
-    "envs/sandbox/bubblewrap.py:BubblewrapSandbox.close": Within(CALL),
-    "envs/sandbox/bubblewrap.py:BubblewrapSandbox._run": Within("envs/agent.py:_within"),
-    "envs/sandbox/bubblewrap.py:BubblewrapSandbox._is_over_disk": Within("envs/agent.py:_within"),
+    "envs/sandbox/serial.py:SerialSandbox.close": Within(CALL),
+    "envs/sandbox/serial.py:SerialSandbox._look_alone": STEP,
+    "envs/sandbox/serial.py:SerialSandbox._run": STEP,
+    "envs/sandbox/bubblewrap.py:BubblewrapSandbox._look": STEP,
+    "envs/sandbox/bubblewrap.py:BubblewrapSandbox._remove": Within(CALL),
+    "envs/sandbox/bubblewrap.py:BubblewrapSandbox._run_alone.check": STEP,
+    "envs/sandbox/bubblewrap.py:BubblewrapSandbox._is_over_disk": STEP,
+    "envs/sandbox/container.py:ContainerSandbox._run_alone.check": STEP,
+    "envs/sandbox/container.py:ContainerSandbox._look": STEP,
+    "envs/sandbox/containers.py:ContainerBackend.close": Within(CALL),
+    "envs/sandbox/containers.py:ContainerBackend._make_layer": STEP,
+    "envs/sandbox/engine.py:Engine.reading": STEP,
+    "envs/sandbox/remote.py:RemoteSandbox.ask": REMOTE,
+    "envs/sandbox/remote.py:RemoteSandbox._look": STEP,
+    "envs/sandbox/remote.py:RemoteSandbox._remove": Within(CALL),
+    "envs/sandbox/remote.py:RemoteBackend.create": STEP,
+    "envs/sandbox/supervisor.py:run": Within("envs/sandbox/remote.py:RemoteSandbox.ask"),
+    "envs/sandbox/supervisor.py:end_all": Within("envs/sandbox/remote.py:RemoteSandbox.ask"),
+    "envs/sandbox/command.py:_begin": Test(SANDBOXES, "test_a_container_that_never_begins"),
     "envs/sandbox/command.py:run_bounded": REAPED,
     "envs/sandbox/command.py:_watch": COMMAND,
     "envs/sandbox/command.py:_end": REAPED,
@@ -153,6 +171,18 @@ TABLE: dict[str, Row] = {
     "envs/sandbox/folder.py:sweep": LOCK,
     "envs/sandbox/folder.py:remove_tree": Within(CALL),
     "envs/sandbox/folder.py:_kill_users_of": Test(COMPONENTS, "test_users_of_a_folder_that_survive_their_kill"),
+    "envs/swebench/grade.py:grade_changes": STEP,
+    "envs/swebench/trial.py:run_tests": STEP,
+    "envs/swebench/validate.py:validate": Within("envs/swebench/tools.py:Tools._wait"),
+    "envs/swebench/interpreters.py:_prefix": Test(SANDBOXES, "test_an_interpreter_that_says_nothing"),
+    "envs/swebench/play.py:grade_patch": Within("envs/swebench/tools.py:Tools._wait"),
+    "envs/swebench/play.py:play_by_hand.answer": ForEver("a person types"),
+    "envs/swebench/store.py:Store.make": Test(
+        "envs/swebench/test_store.py", "test_who_waits_for_a_builder_too_long_is_told"
+    ),
+    "envs/swebench/store.py:Store.evict": Within("envs/swebench/store.py:Store.make"),
+    "envs/swebench/tools.py:Tools.run": Within("envs/swebench/tools.py:Tools._wait"),
+    "envs/swebench/tools.py:Tools._wait": Test(SANDBOXES, "test_a_tool_of_a_build_that_never_ends"),
     # trainer
     "trainer/checkpoint.py:save_checkpoint": Within("trainer/world.py:World.barrier"),
     "trainer/offload.py:Offloader._measured": Within("trainer/world.py:World.barrier"),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("pearl/live", "pearl/cluster", "actors", "trainer", "envs/sandbox", "envs/families")
+FOLDERS = ("pearl/live", "pearl/cluster", "actors", "trainer", "envs/sandbox", "envs/swebench", "envs/families")
 FILES = ("envs/agent.py", "pearl/locks.py", "pearl/lifeline.py", "pearl/models.py")
 
 AWAITING_CALLS = {

@@ -1,0 +1,166 @@
+"""Sandboxes elsewhere (Modal, AWS, Daytona, any server), through SWE-ReX: one deployment for each sandbox.
+
+What isolates, and what is limited besides time and output, is the deployment's affair. Commands run under a supervisor
+that ends all their descendants; the workspace is read by a program in the sandbox, not from outside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import gzip
+import inspect
+import io
+import json
+import logging
+import secrets
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from envs.errors import InfrastructureError
+from envs.sandbox import supervisor
+from envs.sandbox.archives import Base, pack, unpack_all, unpack_changes
+from envs.sandbox.command import Finished, Killed
+from envs.sandbox.protocol import Entry, SandboxImage
+from envs.sandbox.serial import MB, SerialSandbox, What
+from pearl.config.environment import SandboxConfig
+from pearl.errors import UserError
+
+PYTHON = "python3"
+START_S = 600.0
+STOP_S = 60.0
+ANSWER_S = 30.0
+"""A call may take this much longer than the command that it runs."""
+PROBE_S = 20.0
+
+
+class RemoteSandbox(SerialSandbox):
+    """See `envs.sandbox.protocol.Sandbox`. `deployment`: SWE-ReX's, started."""
+
+    def __init__(self, deployment: Any, workspace: str, base: Base, limits: SandboxConfig) -> None:
+        super().__init__(limits)
+        self._deployment, self._workspace, self._base = deployment, workspace, base
+
+    async def _run_alone(
+        self, command: Sequence[str], timeout_s: float, keep_bytes: int, stdin: bytes, quiet: bool
+    ) -> tuple[Finished, int | None]:
+        reply = await self.ask(
+            timeout_s,
+            argv=list(command),
+            stdin=base64.b64encode(stdin).decode(),
+            keep_bytes=keep_bytes,
+            kill_after_bytes=self._limits.file_mb * MB,
+            quiet=quiet,
+        )
+        killed = Killed(reply["killed"]) if reply["killed"] else None
+        output = base64.b64decode(reply["output"])
+        code = reply["exit_code"]
+        return Finished(code, output, reply["cut"], reply["head"], killed), None if killed else code
+
+    async def unpack(self, archive: bytes) -> None:
+        """Make the workspace."""
+        await self.ask(START_S, archive=base64.b64encode(gzip.compress(archive)).decode())
+
+    async def _look(self, what: What, limit: int) -> dict[str, Entry]:
+        reply = await self.ask(START_S, pack=True)
+        stream = io.BytesIO(gzip.decompress(base64.b64decode(reply["archive"])))
+        if what == "all":
+            return await asyncio.to_thread(unpack_all, stream, limit)
+        return await asyncio.to_thread(unpack_changes, stream, self._base, limit)
+
+    async def ask(self, timeout_s: float, **request: Any) -> dict[str, Any]:
+        """Have the supervisor do something: see there."""
+        from swerex.runtime.abstract import Command, WriteFileRequest
+
+        runtime = self._deployment.runtime
+        request |= {"timeout_s": timeout_s, "workspace": self._workspace}
+        path = f"/tmp/.pearl-{secrets.token_hex(8)}"
+        command = [PYTHON, "-I", "-c", inspect.getsource(supervisor), path]
+        try:
+            async with asyncio.timeout(timeout_s + ANSWER_S):
+                await runtime.write_file(WriteFileRequest(path=path, content=json.dumps(request)))
+                said = await runtime.execute(Command(command=command, timeout=timeout_s + ANSWER_S, env={}, cwd="/"))
+            return json.loads(said.stdout)
+        except Exception as error:
+            raise InfrastructureError(f"a remote sandbox did not answer: {error!r}") from error
+
+    async def _remove(self) -> None:
+        try:
+            await self.ask(STOP_S, remove=True)
+            async with asyncio.timeout(STOP_S):
+                await self._deployment.stop()
+        except Exception as error:
+            raise InfrastructureError(f"a remote sandbox cannot be removed: {error!r}") from error
+
+
+class RemoteBackend:
+    """See `envs.sandbox.protocol.SandboxBackend`. `limits.deployment` is a deployment's configuration in SWE-ReX."""
+
+    python = PYTHON
+    directory: Path | None = None
+
+    def __init__(self, limits: SandboxConfig, *, name: str = "sandboxes") -> None:
+        try:
+            from pydantic import TypeAdapter, ValidationError
+            from swerex.deployment.config import DeploymentConfig
+        except ImportError as error:
+            raise UserError(
+                "environment.sandbox.backend = swerex needs SWE-ReX, which is not installed",
+                "Run `pip install swe-rex`.",
+            ) from error
+        try:
+            self._config = TypeAdapter(DeploymentConfig).validate_python(limits.deployment)
+        except ValidationError as error:
+            raise UserError(
+                f"environment.sandbox.deployment is no deployment of SWE-ReX: {error.errors()[0]['msg']}",
+                "Say its type and its fields, as `{type: modal, image: python:3.11}`.",
+            ) from error
+        self._limits, self._name = limits, name
+        self._open: weakref.WeakSet[RemoteSandbox] = weakref.WeakSet()
+        for logger in ("rex-runtime", "rex-deploy"):
+            logging.getLogger(logger).setLevel(logging.CRITICAL)
+
+    async def probe(self) -> None:
+        try:
+            sandbox = await self.create({"in": b"works"})
+            result = await sandbox.exec("cat in > out && cat out && echo 42", timeout_s=PROBE_S)
+            await sandbox.close()
+        except InfrastructureError as error:
+            raise UserError(
+                f"SWE-ReX's deployment does not run sandboxes: {error}",
+                "Check environment.sandbox.deployment, and the account that it needs.",
+            ) from error
+        if result.output != "works42\n":
+            raise UserError(
+                f"SWE-ReX's deployment does not run sandboxes: {result.output.strip()}", "It needs bash and python3."
+            )
+
+    async def create(self, files: Mapping[str, bytes]) -> RemoteSandbox:
+        entries = {
+            name.rstrip("/"): Entry("directory") if name.endswith("/") else Entry("file", data)
+            for name, data in files.items()
+        }
+        try:
+            deployment = self._config.get_deployment()
+            async with asyncio.timeout(START_S):
+                await deployment.start()
+        except Exception as error:
+            raise InfrastructureError(f"a remote sandbox cannot be started: {error!r}") from error
+        # A server of one's own may hold several sandboxes.
+        workspace = f"/tmp/{self._name}-{secrets.token_hex(6)}"
+        sandbox = RemoteSandbox(deployment, workspace, Base(entries), self._limits)
+        self._open.add(sandbox)
+        await sandbox.unpack(pack(entries, workspace[1:], 0))
+        return sandbox
+
+    async def create_from(self, image: SandboxImage, changes: Mapping[str, Entry] | None = None) -> RemoteSandbox:
+        raise InfrastructureError("repositories are built on this machine; sandboxes elsewhere cannot have them")
+
+    async def sweep(self) -> list[str]:
+        """What dead processes left ends by the deployment's own time-outs."""
+        return []
+
+    async def close(self) -> None:
+        await asyncio.gather(*(sandbox.close() for sandbox in list(self._open)))
