@@ -9,6 +9,7 @@ from the last good tensor.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -88,6 +89,10 @@ class SnapshotExchange:
             await comm.write({"gone": str(error)})
         except TimeoutError:
             comm.abort()
+        with contextlib.suppress(TimeoutError):
+            while True:  # the receiver closes: what was written last may be on its way
+                await self._asked(comm)
+        comm.abort()
         return Status.dont_reply
 
     def _manifest(self, origin: Origin, version: int) -> bytes | None:
@@ -118,8 +123,8 @@ class SnapshotExchange:
     ) -> dict[str, Any]:
         """Handler: bring `version` to this host, unless it is here, and say where it lies.
 
-        `directory`, `seconds`, and `fetched`: bytes by source, empty if another slot of the host fetched it. `error`
-        says why not.
+        `directory`, `seconds`, and `fetched`: bytes by source, empty if another slot of the host fetched it; `left`:
+        why a source was left for another one. `error` says why it did not come.
         """
         began = time.monotonic()
         job = Fetch(
@@ -130,7 +135,8 @@ class SnapshotExchange:
             directory = await job.run()
         except SnapshotError as error:
             return {"error": str(error), "kind": type(error).__name__}
-        return {"directory": directory, "seconds": time.monotonic() - began, "fetched": dict(job.fetched)}
+        seconds = time.monotonic() - began
+        return {"directory": directory, "seconds": seconds, "fetched": dict(job.fetched), "left": job.said}
 
     def retire(self, origin: dict[str, str], version: int) -> dict[str, Any]:
         """Handler: remove this host's copies of `version` and older ones."""

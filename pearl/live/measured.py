@@ -28,3 +28,5 @@ class WeightsCopied(Event):
     bytes_from: dict[str, int]
     """By the slot that gave them."""
     seconds: float
+    left: dict[str, str] = field(default_factory=dict)
+    """Why a slot that gave some of it was left for another one."""

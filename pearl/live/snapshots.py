@@ -53,7 +53,7 @@ class HostSnapshots:
             reply = await self._fetch(slot, here, version, holders, time.monotonic() + timeout_s)
         self.fan.copied(version, host)
         if reply["fetched"]:
-            self.post(WeightsCopied(version, host, slot, reply["fetched"], reply["seconds"]))
+            self.post(WeightsCopied(version, host, slot, reply["fetched"], reply["seconds"], reply["left"]))
         return Path(reply["directory"])
 
     async def _fetch(

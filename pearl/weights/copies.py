@@ -37,7 +37,9 @@ PREFIX = "pearl-copy-"
 USERS = ".users"
 """Every process that uses the folder holds this file locked."""
 VERIFIED = "verified"
-"""How many bytes of an unfinished copy were compared with their checksums."""
+"""How many bytes of an unfinished copy were compared with their checksums: the last number of those appended, so that
+no reader sees half of one."""
+NUMBER_BYTES = 8
 JOINS = 5
 """A folder can be swept by another process between its making and its locking; then it is made again."""
 
@@ -118,7 +120,7 @@ class HostCopies:
             return _view(whole, offset, nbytes)
         part = _unfinished(whole)
         try:
-            verified = int.from_bytes((part / VERIFIED).read_bytes(), "little")
+            verified = _last(part / VERIFIED)
             return _view(part, offset, min(nbytes, verified - offset)) if verified > offset else None
         except FileNotFoundError:
             return None
@@ -174,8 +176,8 @@ class Unfinished:
         self._entries = sorted((e for e in self.manifest.tensors if e.nbytes), key=lambda e: e.offset)
         room = shutil.disk_usage(self.part).free
         self._data = os.open(self.part / DATA, os.O_CREAT | os.O_RDWR, 0o600)
-        self._verified = os.open(self.part / VERIFIED, os.O_CREAT | os.O_RDWR, 0o600)
-        self.position = int.from_bytes(os.pread(self._verified, 8, 0), "little")
+        self._verified = os.open(self.part / VERIFIED, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+        self.position = _last(self.part / VERIFIED)
         self._index = sum(e.offset + e.nbytes <= self.position for e in self._entries)
         self._hash = xxhash.xxh3_128()
         if room < self.end - self.position:
@@ -183,7 +185,6 @@ class Unfinished:
             raise NoRoom(f"{self.part.parent} has room for {room:,} bytes, the snapshot has {self.end:,}")
         if not self.position:
             os.ftruncate(self._data, self.end)
-            self._tell(0)
 
     def is_of(self, packed_manifest: bytes) -> bool:
         """Whether this is a copy of that snapshot."""
@@ -238,7 +239,7 @@ class Unfinished:
         return last.offset + last.nbytes
 
     def _tell(self, verified: int) -> None:
-        os.pwrite(self._verified, verified.to_bytes(8, "little"), 0)
+        os.write(self._verified, verified.to_bytes(NUMBER_BYTES, "little"))
 
     def finish(self) -> Path:
         """The whole snapshot, for all slots of the host."""
@@ -273,6 +274,13 @@ def _view(directory: Path, offset: int, nbytes: int) -> memoryview:
     with (directory / DATA).open("rb") as file:
         mapped = mmap.mmap(file.fileno(), offset + nbytes - first, access=mmap.ACCESS_READ, offset=first)
     return memoryview(mapped)[offset - first :]
+
+
+def _last(numbers: Path) -> int:
+    """The last whole one; 0 if there is none."""
+    packed = numbers.read_bytes()
+    whole = len(packed) - len(packed) % NUMBER_BYTES
+    return int.from_bytes(packed[max(0, whole - NUMBER_BYTES) : whole], "little")
 
 
 def _plain(name: str) -> str:

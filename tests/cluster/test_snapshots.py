@@ -136,6 +136,16 @@ async def test_a_host_takes_what_the_trainer_wrote_and_its_slots_share_it(
     assert not (await a.slots[1].bring(origin, ["nobody", "tcp://127.0.0.1:1"]))["fetched"]
 
 
+async def test_the_last_piece_arrives_whole_though_it_is_larger_than_any_buffer(
+    three: tuple[Host, Host, Host], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshots, "PIECE_BYTES", 8 << 20)
+    trainer, a, b = three
+    origin = publish(tmp_path / "pearl-1-2-large", floats=6_000_000)
+    reply = await a.slots[0].bring(origin, trainer.source(), b.source())
+    assert reply["left"] == {} and list(reply["fetched"]) == ["trainer-0"]
+
+
 async def test_hosts_that_fetch_at_once_take_one_copy_from_the_trainer(tmp_path: Path, origin: Origin) -> None:
     """A chain of four: each takes it from the one before while that one still fetches."""
     names, fan = ["a", "b", "c", "d"], FanOut("trainer")
@@ -292,8 +302,8 @@ async def test_a_slot_takes_over_when_the_one_that_fetches_gives_up(
 ) -> None:
     trainer, a, b = three
     first = asyncio.create_task(a.slots[0].bring(origin, b.source()))
-    while not locked(a.slots[1].copies, origin):
-        await asyncio.sleep(0)  # noqa: ASYNC110 (another process would hold it)
+    while not locked(a.slots[1].copies, origin):  # noqa: ASYNC110 (it is another process that would hold it)
+        await asyncio.sleep(0)
     second = asyncio.create_task(a.slots[1].bring(origin, trainer.source()))
     await asyncio.sleep(0)
     first.cancel()
@@ -370,7 +380,7 @@ async def test_worker_processes_of_two_hosts_share_one_copy_of_each(tmp_path: Pa
         whole = snapshot_directory(Path(origin.root), VERSION)
         came = [reply["fetched"] for reply in replies]
         assert sum(sum(fetched.values()) for fetched in came[:2]) == len(data_of(whole))
-        assert came[2] == {"a-1": len(data_of(whole))}
+        assert came[2] == {"a-1": len(data_of(whole))}, replies[2]["left"]
         folders = {reply["directory"] for reply in replies}
         assert len(folders) == 2 and all("pearl-copy-" in folder for folder in folders)
         for folder in folders:
