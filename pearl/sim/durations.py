@@ -2,7 +2,8 @@
 
 The sums are the source's (arXiv 2609.35158, evaluation); how they divide over our instructions is our choice, since the
 source prints the sums only: expanding = starting the engine + its first weights; borrowing = offloading the trainer +
-resuming the engine + its weights; returning = releasing the engine + reloading the trainer.
+resuming the engine + its weights; returning = releasing the engine + reloading the trainer. Overlap engines start once,
+before the trainer, and release their memory then; only one that was lost starts again when its GPUs are lent.
 """
 
 from __future__ import annotations
