@@ -49,6 +49,8 @@ class Toggle:
         self.cold_start = Average(self.settings.preparation_prior_s, factor)
         """Borrowing with an engine to be started."""
         self._cold = False
+        self._borrowed_s = 0.0
+        """When the present borrowing began, also while it is returned."""
         self._whole = False
         """The borrowing got as far as admission, and nothing has gone wrong since: its return is worth measuring."""
         self._offloading = False
@@ -110,6 +112,7 @@ class Toggle:
 
     def _borrow(self, workers: list[WorkerSlot], reason: str, now: float) -> None:
         self.phase, self.since_s, self.number = Phase.LEAVING, now, self.elastic.next_number()
+        self._borrowed_s = now
         self.slots = tuple(w.name for w in workers)
         self._cold, self._whole = any(not w.running for w in workers), False
         self.fleet.gpus.trainer_leaves(self.slots)
@@ -176,6 +179,8 @@ class Toggle:
             worker = self.fleet.workers[name]
             if self.fleet.gpus.owner[name] is Owner.WORKER:
                 self._whole = False
+                if worker.activity is Activity.STARTING:  # twice as long is assumed until a start is measured
+                    self.cold_start.value = max(self.cold_start.value, 2 * (now - self._borrowed_s))
                 self._record("return", "forced", f"{name} is {worker.activity} at the deadline", now)
                 self.fleet.stop(worker, "its GPUs go back to training, and the deadline has passed")
 

@@ -205,3 +205,23 @@ def test_the_return_does_not_wait_for_a_start_that_takes_longer_than_its_deadlin
     assert [i.worker for i in kinds(new, ev.StopEngine)] == ([] if waits else ["o0"])
     if not waits:
         assert kinds(bench.answer(kinds(new, ev.StopEngine)[0]), ev.ReloadTrainer)
+
+
+def test_a_start_that_the_deadline_cut_off_is_not_waited_for_again() -> None:
+    """Else a machine on which it never comes up in time would lose the whole deadline at every step."""
+    bench = borrowing(elastic={"preparation_prior_s": 15.0})
+    bench.answer(kinds(bench.out, ev.OffloadTrainer)[-1])
+    bench.now = 5.0
+    bench.finish(FIRST)
+    (timer,) = kinds(bench.finish(SECOND), ev.SetTimer)
+    bench.now = timer.at_s
+    (stop,) = kinds(bench.send(ev.TimerFired(timer.name)), ev.StopEngine)
+    bench.answer(stop)
+    bench.answer(kinds(bench.out, ev.ReloadTrainer)[-1])
+    bench.send(ev.BatchTrained(1))
+    (offload,) = kinds(bench.send(ev.SnapshotPublished(1)), ev.OffloadTrainer)
+    bench.answer_all(ev.SyncWeights, "w0", "w1")
+    bench.answer(offload)
+    bench.finish(TrajectoryId(1, 0, 0))
+    new = bench.finish(TrajectoryId(1, 1, 0))
+    assert [i.worker for i in kinds(new, ev.StopEngine)] == ["o0"]
