@@ -19,6 +19,8 @@ from envs.swebench.trial import Trial, run_tests
 
 SHOWN = 3
 """Names that a reason lists."""
+LINE_CHARS = 200
+"""Of a log's last line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,8 @@ def compare(
     valid = bool(fail_to_pass) and doubt is None and not leaks
     if doubt is not None:
         reason = f"{'timeout' if doubt.timed_out else 'tests_do_not_run'}: with the gold patch, {doubt.doubt}"
+        if not doubt.statuses:
+            reason += f"; no test reported a result, and the log ends with {_last_line(doubt.log)!r}"
     elif leaks:
         reason = f"leak: {'; '.join(leaks[:SHOWN])}"
     elif not fail_to_pass:
@@ -162,6 +166,11 @@ def _nothing_flips(expected: Sequence[str], first: Sequence[Statuses], last: Seq
     said = f"; {len(already)} FAIL_TO_PASS pass before ({_some(already)})" if already else ""
     said += f"; {len(still)} do not pass after ({_some(still)})" if still else ""
     return f"nothing_flips: no test fails before and passes after{said}"
+
+
+def _last_line(log: str) -> str:
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    return lines[-1][-LINE_CHARS:] if lines else ""
 
 
 def _some(names: Sequence[str]) -> str:
