@@ -23,13 +23,13 @@ def ratios(workers: int) -> list[str]:
 class Layouts(Study):
     """Shared: a batch on a layout."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, seeds: int) -> None:
         super().__init__()
-        self.plan = plan
+        self.plan, self.seeds = plan, seeds
 
     def add(self, key: tuple[Any, ...], layout: str, model: str, batch: int = 64) -> None:
         testbed = Testbed(model=model, batch=batch, world=self.plan.world)
-        self.jobs[key] = [BatchJob(layout, seeded_one) for seeded_one in seeded(testbed, self.plan.batch_seeds)]
+        self.jobs[key] = [BatchJob(layout, seeded_one) for seeded_one in seeded(testbed, self.seeds)]
 
     def makespans(self, *key: Any) -> list[float]:
         return self.column(*key, of="makespan_s")
@@ -39,7 +39,7 @@ class Motivation(Layouts):
     """Rollout time by GPUs, against training."""
 
     def __init__(self, plan: Plan) -> None:
-        super().__init__(plan)
+        super().__init__(plan, plan.batch_seeds)
         for gpus in (16, 24, 32):
             self.add((gpus,), f"{gpus // 2}C", p.SMALL)
         self.add(("unlimited",), "64C", p.SMALL)
@@ -99,7 +99,7 @@ class Pairs(Layouts):
     WORKERS = 8
 
     def __init__(self, plan: Plan) -> None:
-        super().__init__(plan)
+        super().__init__(plan, plan.batch_seeds)
         for batch in plan.pairs_batches:
             for layout in (f"{self.WORKERS}C", *ratios(self.WORKERS)):
                 self.add((batch, layout), layout, p.LARGE, batch)
@@ -137,7 +137,7 @@ class Ratios(Layouts):
     """Table 2: the ratio that a model chooses among pairs, and the measured best."""
 
     def __init__(self, plan: Plan) -> None:
-        super().__init__(plan)
+        super().__init__(plan, plan.seeds)
         for gpus, overlap in plan.ratios:
             workers = gpus // 2 + OVERLAP_WORKERS * overlap
             for layout in (f"{workers}C", *ratios(workers)):

@@ -18,7 +18,7 @@ class Plan:
     batch_seeds: int = 20
     """Of single batches, which vary more."""
     hours: float = 2.0
-    steps: int = 8
+    steps: int = 6
     skip: int = 2
     gpus: tuple[int, ...] = published.ABLATION_GPUS
     batches: tuple[int, ...] = published.BATCHES
@@ -26,8 +26,8 @@ class Plan:
     pairs_batches: tuple[int, ...] = published.PAIRS_BATCHES
     ratios: tuple[tuple[int, bool], ...] = tuple(published.RATIOS)
     environments: int = 30
-    environment_steps: int = 8
-    environment_seeds: int = 2
+    environment_steps: int = 6
+    environment_seeds: int = 1
 
     @classmethod
     def quick(cls, world: World) -> Plan:
