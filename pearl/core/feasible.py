@@ -36,14 +36,14 @@ class Constraints:
 
     @classmethod
     def of(cls, profile: Profile, layouts: Layouts, batch: float) -> Constraints:
-        model = ClosedForm()
         prefill, decode, _ = layouts.T
-        needed = batch * model.pair_share(profile, layouts, batch) * profile.workload.final_context_tokens
+        share, utilisation = ClosedForm().pair_load(profile, layouts, batch)
+        needed = batch * share * profile.workload.final_context_tokens
         return cls(
             whole=((prefill > 0) == (decode > 0)) & (layouts.sum(axis=1) > 0),
             kv_needed_tokens=np.where(decode > 0, needed, 0.0),
             kv_capacity_tokens=decode * float(profile.engine.kv_capacity_tokens),
-            prefill_utilisation=model.prefill_utilisation(profile, layouts, batch),
+            prefill_utilisation=utilisation,
         )
 
     @property

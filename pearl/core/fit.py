@@ -36,8 +36,8 @@ STEADY_BUCKETS = 3
 
 @dataclass(slots=True)
 class _Bucket:
-    row: NDArray[np.float64]
-    """Mean regressors, with the mean of y last."""
+    row: list[float]
+    """Mean regressors, with the mean of y last. No array: it is added to with every turn, and is short."""
     samples: int
 
 
@@ -55,13 +55,12 @@ class CostFit:
         if y <= 0.0 or not math.isfinite(y):
             return
         place = (int(math.log2(key[0] + 1.0)), int(math.log2(key[1] + 1.0)))
-        row = np.array([*regressors, y], dtype=float)
         bucket = self._buckets.get(place)
         if bucket is None:
-            self._buckets[place] = _Bucket(row, 1)
+            self._buckets[place] = _Bucket([*regressors, y], 1)
         else:
-            bucket.samples = min(bucket.samples + 1, MEMORY)
-            bucket.row += (row - bucket.row) / bucket.samples
+            samples = bucket.samples = min(bucket.samples + 1, MEMORY)
+            bucket.row = [mean + (new - mean) / samples for mean, new in zip(bucket.row, (*regressors, y), strict=True)]
         self.samples += 1
         self._solution = None
 
@@ -78,7 +77,7 @@ class CostFit:
         return self._solution
 
     def _solve(self) -> NDArray[np.float64]:
-        rows = np.stack([bucket.row for bucket in self._buckets.values()])
+        rows = np.array([bucket.row for bucket in self._buckets.values()], dtype=float)
         count = np.array([min(bucket.samples, BUCKET_WEIGHT) for bucket in self._buckets.values()], dtype=float)
         x, y = rows[:, :-1], rows[:, -1]
         solution, expected, lean = self.prior, y, PRIOR_WEIGHT

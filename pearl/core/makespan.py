@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from pearl.core.identity import remembered
 from pearl.core.layout import Layout
 from pearl.core.workload import EngineProfile, Profile, WorkloadProfile
 
@@ -77,17 +78,14 @@ class ClosedForm:
         result: Seconds = lines.environment_s + np.maximum(lines.colocated(share), lines.disaggregated(1.0 - share))
         return result
 
-    def prefill_utilisation(self, profile: Profile, layouts: Layouts, batch: float) -> Seconds:
-        """Share of the makespan in which the prefill workers compute and hand over, T_prefill/T_dis; 0 without any."""
+    def pair_load(self, profile: Profile, layouts: Layouts, batch: float) -> tuple[Seconds, Seconds]:
+        """Share of the trajectories that pairs serve, 1 or 0 unless a layout is mixed, and share of the makespan in
+        which their prefill workers compute and hand over, T_prefill/T_dis; 0 without any."""
         lines = self._lines(profile, layouts, batch)
         share = 1.0 - lines.colocated_share()
         makespan = lines.environment_s + np.maximum(lines.colocated(1.0 - share), lines.disaggregated(share))
-        busy: Seconds = np.where(layouts[:, 0] > 0, (lines.prefill_compute + lines.transfer) * share / makespan, 0.0)
-        return busy
-
-    def pair_share(self, profile: Profile, layouts: Layouts, batch: float) -> Seconds:
-        """Share of the trajectories that prefill-decode pairs serve: 1 or 0 unless a layout is mixed."""
-        return 1.0 - self._lines(profile, layouts, batch).colocated_share()
+        busy = np.where(layouts[:, 0] > 0, (lines.prefill_compute + lines.transfer) * share / makespan, 0.0)
+        return share, busy
 
     def _lines(self, profile: Profile, layouts: Layouts, batch: float) -> _Lines:
         engine, work = profile.engine, profile.workload
@@ -163,8 +161,7 @@ class LinearCosts:
 
     @classmethod
     def at(cls, engine: EngineProfile, work: WorkloadProfile, batch_per_worker: float) -> LinearCosts:
-        total = sum(turn.survivors for turn in work.turns)
-        context = sum(turn.survivors * turn.context_tokens for turn in work.turns) / total
+        context = _mean_context(work)
         new, response = max(work.new_tokens_per_turn, 1.0), work.response_tokens_per_turn
         prefill = engine.prefill_fixed_s / new + engine.prefill_s_per_token
         prefill += engine.prefill_s_per_token2 * (new / 2 + context)
@@ -178,6 +175,13 @@ class LinearCosts:
             sequence += slope
             fixed += engine.expert_fixed_s * one - slope
         return cls(prefill, fixed, sequence)
+
+
+@remembered
+def _mean_context(work: WorkloadProfile) -> float:
+    """In front of a turn's new tokens, over all turns."""
+    total = sum(turn.survivors for turn in work.turns)
+    return sum(turn.survivors * turn.context_tokens for turn in work.turns) / total
 
 
 @dataclass(frozen=True, slots=True)

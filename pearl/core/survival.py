@@ -30,41 +30,44 @@ class SurvivorCurve:
         self._means = np.array([[t.new_tokens, t.response_tokens, t.context_tokens, t.environment_s] for t in prior])
         survivors = np.array([turn.survivors for turn in prior] + [0.0])
         self._hazard = 1.0 - survivors[1:] / np.maximum(survivors[:-1], 1e-12)
-        self.outcomes = np.zeros(len(prior))
+        # Lists, not arrays: numbers are added one by one with every turn, and read once in a while.
+        self._outcomes = [0.0] * len(prior)
         """Turns that ended or were followed by another, by index."""
-        self.ends = np.zeros(len(prior))
-        self.sums = np.zeros((len(prior), 4))
-        self.squares = np.zeros((len(prior), 4))
-        self.counts = np.zeros((len(prior), 4))
+        self._ends = [0.0] * len(prior)
+        self._sums, self._squares, self._counts = ([[0.0] * len(prior) for _ in range(4)] for _ in range(3))
+        """By quantity, then by index."""
 
     def add(self, turn: int, quantity: int, value: float) -> None:
         """One observation of NEW, RESPONSE, CONTEXT or ENVIRONMENT at index `turn`."""
-        self._grow(turn)
-        self.sums[turn, quantity] += value
-        self.squares[turn, quantity] += value * value
-        self.counts[turn, quantity] += 1.0
+        if turn >= len(self._outcomes):
+            self._grow(turn)
+        self._sums[quantity][turn] += value
+        self._squares[quantity][turn] += value * value
+        self._counts[quantity][turn] += 1.0
 
     def outcome(self, turn: int, *, ended: bool) -> None:
-        self._grow(turn)
-        self.outcomes[turn] += 1.0
-        self.ends[turn] += ended
+        if turn >= len(self._outcomes):
+            self._grow(turn)
+        self._outcomes[turn] += 1.0
+        self._ends[turn] += ended
 
     def decay(self, factor: float) -> None:
         """Let everything seen so far count `factor` times."""
-        for array in (self.outcomes, self.ends, self.sums, self.squares, self.counts):
-            array *= factor
+        for column in self._columns():
+            column[:] = [value * factor for value in column]
 
     def turns(self) -> tuple[TurnShape, ...]:
-        length = len(self.outcomes)
-        prior_weight = PRIOR_TRAJECTORIES**2 / (self.outcomes + PRIOR_TRAJECTORIES)
+        outcomes, ends = np.array(self._outcomes), np.array(self._ends)
+        length = len(outcomes)
+        prior_weight = PRIOR_TRAJECTORIES**2 / (outcomes + PRIOR_TRAJECTORIES)
         expected = np.ones(length)
         expected[: len(self._hazard)] = self._hazard
         prior_weight[len(self._hazard) - 1 :] *= END_WEIGHT
-        seen = self.outcomes + prior_weight
-        hazard = np.clip((self.ends + prior_weight * expected) / np.maximum(seen, 1e-12), 0.0, 1.0)
+        seen = outcomes + prior_weight
+        hazard = np.clip((ends + prior_weight * expected) / np.maximum(seen, 1e-12), 0.0, 1.0)
         survivors = np.concatenate([[1.0], np.cumprod(1.0 - hazard)[:-1]])
         means = self._blended(length)
-        taken = np.flatnonzero(self.outcomes > 0.5)
+        taken = np.flatnonzero(outcomes > 0.5)
         last = max(1, int((survivors >= LEAST_SURVIVORS).sum()), int(taken[-1]) + 1 if len(taken) else 0)
         return tuple(
             TurnShape(
@@ -79,20 +82,19 @@ class SurvivorCurve:
 
     def mean(self, quantity: int) -> float:
         """Over all turns of all trajectories; the prior's mean where nothing was measured."""
-        weights = self.counts[:, quantity]
-        total = float(weights.sum())
+        total = float(np.sum(self._counts[quantity]))
         survivors = np.array([turn.survivors for turn in self.prior])
         prior = float(survivors @ self._means[:, quantity] / survivors.sum())
         left = PRIOR_TRAJECTORIES**2 / (total + PRIOR_TRAJECTORIES)
-        return (float(self.sums[:, quantity].sum()) + left * prior) / (total + left)
+        return (float(np.sum(self._sums[quantity])) + left * prior) / (total + left)
 
     def spread(self, quantity: int, prior: float) -> float:
         """Standard deviation within a turn over the mean, fading in from `prior`."""
-        counts, sums = self.counts[:, quantity], self.sums[:, quantity]
+        counts, sums, squares = (np.array(part[quantity]) for part in (self._counts, self._sums, self._squares))
         total, mean = float(counts.sum()), self.mean(quantity)
         if total <= 0.0 or mean <= 0.0:
             return prior
-        within = float((self.squares[:, quantity] - sums * sums / np.maximum(counts, 1e-12)).sum())
+        within = float((squares - sums * sums / np.maximum(counts, 1e-12)).sum())
         left = PRIOR_TRAJECTORIES**2 / (total + PRIOR_TRAJECTORIES)
         variance = (max(0.0, within) + left * (prior * mean) ** 2) / (total + left)
         return float(np.sqrt(variance)) / mean
@@ -100,22 +102,22 @@ class SurvivorCurve:
     @property
     def weight(self) -> float:
         """First turns seen, as far as they still count."""
-        return float(self.outcomes[0])
+        return self._outcomes[0]
 
     def _blended(self, length: int) -> NDArray[np.float64]:
         prior = np.empty((length, 4))
         prior[: len(self._means)] = self._means
         prior[len(self._means) :] = self._means[-1]
-        weight = PRIOR_TRAJECTORIES**2 / (self.counts + PRIOR_TRAJECTORIES)
+        counts, sums = np.array(self._counts).T, np.array(self._sums).T
+        weight = PRIOR_TRAJECTORIES**2 / (counts + PRIOR_TRAJECTORIES)
         weight[len(self._means) :] *= END_WEIGHT
-        result: NDArray[np.float64] = (self.sums + weight * prior) / (self.counts + weight)
+        result: NDArray[np.float64] = (sums + weight * prior) / (counts + weight)
         return result
 
+    def _columns(self) -> list[list[float]]:
+        return [self._outcomes, self._ends, *self._sums, *self._squares, *self._counts]
+
     def _grow(self, turn: int) -> None:
-        if turn >= len(self.outcomes):
-            more = turn + 8 - len(self.outcomes)
-            self.outcomes = np.pad(self.outcomes, (0, more))
-            self.ends = np.pad(self.ends, (0, more))
-            self.sums = np.pad(self.sums, ((0, more), (0, 0)))
-            self.squares = np.pad(self.squares, ((0, more), (0, 0)))
-            self.counts = np.pad(self.counts, ((0, more), (0, 0)))
+        more = [0.0] * (turn + 8 - len(self._outcomes))
+        for column in self._columns():
+            column += more

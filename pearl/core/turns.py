@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pearl.core.identity import remembered
 from pearl.core.stations import Grid
 from pearl.core.workload import WorkloadProfile
 
@@ -32,21 +33,26 @@ class TurnBins:
     @classmethod
     def of(cls, work: WorkloadProfile, batch: float, *, drain: bool = True) -> TurnBins:
         """Without `drain`, all `batch` trajectories take all S turns."""
-        turns = work.turns
-        columns = np.array(
-            [(t.survivors, t.new_tokens, t.response_tokens, t.environment_s, t.context_tokens) for t in turns]
-        ).T
-        if not drain:
-            columns = columns[:, : max(1, round(work.slowest_turns))]
-            columns[0] = 1.0
-        survivors = columns[0]
-        taken = 1.0 - (1.0 - np.minimum(survivors, 1.0)) ** batch
-        live = np.maximum(1.0, batch * survivors)
-        before = np.concatenate([[0.0], columns[2][:-1]])
-        rest = len(survivors) - 1
-        bins = np.concatenate([[0], 1 + np.arange(rest) * min(BINS - 1, rest) // max(1, rest)])
-        starts = np.flatnonzero(np.diff(bins, prepend=-1))
-        weight = np.add.reduceat(taken, starts)
-        table = np.stack([live, columns[1], columns[2], before, columns[3], columns[4]])
-        means = np.add.reduceat(taken * table, starts, axis=1) / np.maximum(weight, 1e-12)
-        return cls(weight, *means)
+        return _bins(work, batch, drain)
+
+
+@remembered
+def _bins(work: WorkloadProfile, batch: float, drain: bool) -> TurnBins:
+    turns = work.turns
+    columns = np.array(
+        [(t.survivors, t.new_tokens, t.response_tokens, t.environment_s, t.context_tokens) for t in turns]
+    ).T
+    if not drain:
+        columns = columns[:, : max(1, round(work.slowest_turns))]
+        columns[0] = 1.0
+    survivors = columns[0]
+    taken = 1.0 - (1.0 - np.minimum(survivors, 1.0)) ** batch
+    live = np.maximum(1.0, batch * survivors)
+    before = np.concatenate([[0.0], columns[2][:-1]])
+    rest = len(survivors) - 1
+    bins = np.concatenate([[0], 1 + np.arange(rest) * min(BINS - 1, rest) // max(1, rest)])
+    starts = np.flatnonzero(np.diff(bins, prepend=-1))
+    weight = np.add.reduceat(taken, starts)
+    table = np.stack([live, columns[1], columns[2], before, columns[3], columns[4]])
+    means = np.add.reduceat(taken * table, starts, axis=1) / np.maximum(weight, 1e-12)
+    return TurnBins(weight, *means)
