@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import click
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -36,6 +37,18 @@ RUN_FACTOR = 5.0
 """A task that is known to take longer than a fifth of --test-s gets this many times what it took."""
 
 
+@app.callback()
+def options(
+    context: typer.Context,
+    backend: Annotated[str, typer.Option(help="As environment.sandbox.backend: bubblewrap, podman or docker.")] = "",
+    image: Annotated[str | None, typer.Option(help="As environment.sandbox.image.")] = None,
+) -> None:
+    """SWE-bench tasks: build, validate, play, make."""
+    if backend not in ("", "bubblewrap", "podman", "docker"):
+        raise UserError(f"--backend {backend} is not known", "Give bubblewrap, podman or docker.")
+    context.obj = {"backend": backend, "image": image} if backend else {}
+
+
 @dataclass(slots=True)
 class _Workshop:
     builder: Builder
@@ -45,13 +58,15 @@ class _Workshop:
 @asynccontextmanager
 async def _workshop(cache: Path | None, build_s: float, builds: int = 1) -> AsyncIterator[_Workshop]:
     """A builder, and sandboxes that are large enough for test suites."""
-    from envs.sandbox.backend import BubblewrapBackend
+    from envs.sandbox.factory import make_backend
     from envs.swebench.builder import Builder
     from envs.swebench.limits import LIMITS
     from pearl.config.swebench import SwebenchConfig
 
-    builder = Builder(SwebenchConfig(cache=str(cache) if cache else None, build_s=build_s, builds=builds))
-    backend = BubblewrapBackend(LIMITS, name="env")
+    limits = LIMITS.model_copy(update=click.get_current_context().find_object(dict) or {})
+    backend = make_backend(limits, name="env")
+    engine = getattr(backend, "engine", None)
+    builder = Builder(SwebenchConfig(cache=str(cache) if cache else None, build_s=build_s, builds=builds), engine)
     try:
         await backend.sweep()
         await backend.probe()

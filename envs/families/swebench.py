@@ -49,7 +49,7 @@ class SwebenchFamily:
                 f"{len(unjudged)} tasks have no FAIL_TO_PASS tests to judge them: {', '.join(unjudged[:3])}",
                 "Run `pearl env validate TASKS --output VALID.jsonl` and use what it writes.",
             )
-        self.builder = Builder(config.swebench)
+        self.builder = Builder(config.swebench, getattr(backend, "engine", None))
         self._faults: dict[str, str] = {}
         self.tasks: Sequence[Task] = [Task(record.instance_id, "swebench", record.repo) for record in self.records]
 

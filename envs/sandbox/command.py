@@ -75,8 +75,8 @@ async def run_bounded(
 ) -> Finished:
     """Run `argv` in its own process group, without variables but `env`, and read all it prints.
 
-    `banner` is what it prints when the command proper begins: the wall time counts from there, and something else, or
-    nothing within BEGIN_S, is a fault of the machine.
+    `banner` is what it prints when the command proper begins: output and wall time count from there, and an end before
+    it, or nothing within BEGIN_S, is a fault of the machine.
     `check` is called every POLL_S, and says why the command must end.
     `init_pid` is the first process of the command's process namespace, once there is one: a child of `argv`'s process.
     To stop the command that one is killed. The kernel lets it end only when the whole namespace is empty, and its
@@ -127,13 +127,12 @@ async def run_bounded(
 async def _begin(stream: asyncio.StreamReader, banner: bytes) -> None:
     try:
         async with asyncio.timeout(BEGIN_S):
-            try:
-                said = await stream.readexactly(len(banner))
-            except asyncio.IncompleteReadError as end:
-                said = end.partial
-            if said != banner:
-                said += await stream.read(SAID_BYTES)
-                raise InfrastructureError(f"the sandbox could not start a command: {said.decode(errors='replace')}")
+            await stream.readuntil(banner)
+    except asyncio.IncompleteReadError as end:
+        said = end.partial[-SAID_BYTES:].decode(errors="replace").strip()
+        raise InfrastructureError(f"the sandbox could not start a command: {said}") from None
+    except asyncio.LimitOverrunError:
+        raise InfrastructureError("the sandbox printed much, and did not start a command") from None
     except TimeoutError:
         raise InfrastructureError(f"the sandbox did not start a command within {BEGIN_S:g} s") from None
 

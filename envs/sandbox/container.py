@@ -46,13 +46,10 @@ class ContainerSandbox(SerialSandbox):
     def __init__(self, engine: Engine, name: str, workspace: str, base: Base, limits: SandboxConfig) -> None:
         super().__init__(limits)
         self._engine, self._name, self._workspace, self._base = engine, name, workspace, base
-        self._start_bytes: int | None = None
 
     async def _run_alone(
         self, command: Sequence[str], timeout_s: float, keep_bytes: int, stdin: bytes, quiet: bool
     ) -> tuple[Finished, int | None]:
-        if self._start_bytes is None:
-            self._start_bytes = (await self._state()).layer_bytes
         banner = secrets.token_hex(8).encode()
         script = shlex.join(command).encode() + (b" 2>/dev/null" if quiet else b"")
         polls = 0
@@ -105,7 +102,7 @@ class ContainerSandbox(SerialSandbox):
         return State(int(said[0]), said[1] == "true", int(said[2]), said[3] == "true", size)
 
     def _is_over(self, state: State) -> bool:
-        return state.layer_bytes - (self._start_bytes or 0) > self._limits.disk_mb * MB
+        return state.layer_bytes > self._limits.disk_mb * MB
 
     async def delete(self, paths: Sequence[str]) -> None:
         """Before an agent's first command: files that its start lacks."""

@@ -99,8 +99,12 @@ class ContainerBackend:
     async def create_from(self, image: SandboxImage, changes: Mapping[str, Entry] | None = None) -> ContainerSandbox:
         base = Base(tree=image.tree)
         if image.container is not None:
-            return await self._make(image.container, image, base, changes or {})
-        layer = await self._layer(str(image.tree), lambda: pack_tree(image.tree, image.workspace[1:], USER))
+            history = f"{image.workspace}/.git"
+            layer = await self._layer(
+                image.container, lambda: pack_tree(image.tree / ".git", history[1:], 0), image.container, history
+            )
+        else:
+            layer = await self._layer(str(image.tree), lambda: pack_tree(image.tree, image.workspace[1:], USER))
         return await self._make(layer, image, base, changes or {})
 
     async def close(self) -> None:
@@ -162,20 +166,23 @@ class ContainerBackend:
             *options, "--entrypoint", SHELL, image, "-c", RUNNER,
         )  # fmt: skip
 
-    async def _layer(self, key: str, archive: Callable[[], bytes]) -> str:
-        """An image with a workspace in it, made once for all sandboxes that start with it."""
+    async def _layer(self, key: str, archive: Callable[[], bytes], base: str = "", replaced: str = "") -> str:
+        """An image with a workspace in it, made once for all sandboxes that start with it. `base`: what it is put on;
+        `replaced`: a path that goes first."""
         if key not in self._layers:
-            self._layers[key] = asyncio.create_task(self._make_layer(archive))
+            self._layers[key] = asyncio.create_task(self._make_layer(archive, base or self._base, replaced))
         try:
             return await asyncio.shield(self._layers[key])
         except InfrastructureError:
             self._layers.pop(key, None)
             raise
 
-    async def _make_layer(self, archive: Callable[[], bytes]) -> str:
+    async def _make_layer(self, archive: Callable[[], bytes], base: str, replaced: str) -> str:
         name = self._name()
-        await self._create(name, self._base, [], "/")
+        await self._create(name, base, [], "/")
         try:
+            if replaced:
+                await ContainerSandbox(self.engine, name, "/", Base(), self._limits).delete([replaced[1:]])
             await self.engine.copy_in(name, await asyncio.to_thread(archive), "/")
             await self.engine.call("commit", "--change", f"LABEL {self._label}", name, name)
         finally:

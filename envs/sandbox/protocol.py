@@ -19,7 +19,7 @@ class CommandResult:
     timed_out: bool = False
     over_output: bool = False
     over_memory: bool = False
-    """Some or all of its processes were killed for it."""
+    """Some or all of its processes were killed for it, as far as that is known."""
     over_disk: bool = False
 
 

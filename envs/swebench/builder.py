@@ -12,11 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from envs.sandbox.engine import Engine
 from envs.sandbox.protocol import Entry, SandboxImage
 from envs.sandbox.user import SandboxUser
 from envs.swebench.environments import make_environment
 from envs.swebench.errors import BuildFailed, NoRecipe
 from envs.swebench.frameworks import named_tests
+from envs.swebench.images import CONDA, image_recipe, make_image_tree
 from envs.swebench.interpreters import Python, find_python
 from envs.swebench.patches import Guard, parse_patch
 from envs.swebench.recipes import PROJECTS, propose
@@ -56,8 +58,9 @@ class BuiltTask:
 class Builder:
     """Builds tasks in threads, a few at a time. Errors: `envs.swebench.errors`."""
 
-    def __init__(self, config: SwebenchConfig) -> None:
-        self._config = config
+    def __init__(self, config: SwebenchConfig, engine: Engine | None = None) -> None:
+        """`engine`: of the containers in which tasks are played, if they are; then images can be built."""
+        self._config, self._engine = config, engine
         directory = Path(config.cache) if config.cache else default_store()
         self.store = Store(directory, int(config.cache_gb * BYTES_PER_GB), config.build_s)
         self._user = SandboxUser.here()
@@ -78,11 +81,16 @@ class Builder:
 
     def _build(self, record: TaskRecord) -> BuiltTask:
         recipe = record.build
+        if self._engine is not None and (recipe is None or recipe.image is not None):
+            return self._build_image(record, self._engine)
         if recipe is None or (recipe.image is not None and record.repo in PROJECTS):
             # The benchmark's own rows name their images; what can be built does not need them.
             recipe = propose(record, self.store, self._tools())
         if recipe.image is not None:
-            raise NoRecipe(f"{record.instance_id} is a container image ({recipe.image}), which needs such a backend")
+            raise NoRecipe(
+                f"{record.instance_id} is a container image ({recipe.image}), which needs "
+                "environment.sandbox.backend = podman or docker (`pearl env --backend podman --image IMAGE …`)"
+            )
         tools = self._tools()
         python = self._pythons.get(recipe.python) or find_python(recipe.python, self._user, self.store)
         self._pythons[recipe.python] = python
@@ -100,6 +108,25 @@ class Builder:
         tests = apply_patch(tree, record.test_patch, tools)
         image = _image(record, recipe, python, tree, environment)
         built = BuiltTask(record, recipe, image, environment, tests, _guard(record, recipe, tree, environment))
+        self._built[record.instance_id] = built
+        return built
+
+    def _build_image(self, record: TaskRecord, engine: Engine) -> BuiltTask:
+        recipe = image_recipe(record)
+        name, tools = str(recipe.image), self._tools()
+        key = f"image-{hashlib.sha256(f'{VERSION} {name}'.encode()).hexdigest()[:16]}"
+        tree = self.store.make(
+            "trees", key, lambda target: make_image_tree(engine, name, WORKSPACE, self._user, tools, target)
+        )
+        image = SandboxImage(
+            tree,
+            WORKSPACE,
+            path=(str(CONDA / "bin"),),
+            variables={**VARIABLES, **REPOSITORY_VARIABLES.get(record.repo, {})},
+            container=name,
+        )
+        tests = apply_patch(tree, record.test_patch, tools)
+        built = BuiltTask(record, recipe, image, CONDA, tests, _guard(record, recipe, tree, CONDA))
         self._built[record.instance_id] = built
         return built
 

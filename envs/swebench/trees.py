@@ -34,18 +34,25 @@ def make_tree(recipe: Recipe, python: Path, user: SandboxUser, tools: Tools, tar
         shutil.copytree(recipe.source, target, symlinks=True, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".git"))
     for path, entry in apply_patch(target, recipe.setup_patch, tools).items():
         _put(target / path, entry)
-    tools.git(target, "init", "-q", "--template=")
-    (target / ".git" / "info").mkdir(exist_ok=True)
-    (target / ".git" / "info" / "exclude").write_text(IGNORED)
-    tools.git(target, "add", "-A", "-f", ".")
-    tools.git(target, "commit", "-q", "--no-verify", "-m", "base")
+    commit(target, tools)
     mode = [] if recipe.python == "3.6" else ["--invalidation-mode", "checked-hash"]
     try:
         tools.run([python, "-m", "compileall", "-q", *mode, "-x", r"[/\\]\.git[/\\]", "."], target)
     except BuildFailed as error:
         if error.reason != BuildFailed.reason:  # files of another Python in the tree do not compile; the deadline holds
             raise
-    _own(target, user)
+    own(target, user)
+
+
+def commit(target: Path, tools: Tools) -> None:
+    """One commit of all that is there, in place of any history."""
+    if (target / ".git").is_dir():
+        shutil.rmtree(target / ".git")
+    tools.git(target, "init", "-q", "--template=")
+    (target / ".git" / "info").mkdir(exist_ok=True)
+    (target / ".git" / "info" / "exclude").write_text(IGNORED)
+    tools.git(target, "add", "-A", "-f", ".")
+    tools.git(target, "commit", "-q", "--no-verify", "-m", "base")
 
 
 def download_sdist(requirement: str, folder: Path, tools: Tools) -> Path:
@@ -155,7 +162,7 @@ def _put(path: Path, entry: Entry) -> None:
         path.chmod(0o755 if entry.executable else 0o644)
 
 
-def _own(tree: Path, user: SandboxUser) -> None:
+def own(tree: Path, user: SandboxUser) -> None:
     """A file of anybody but the user that runs commands could not be changed in the overlay."""
     for folder, folders, files in os.walk(tree):
         for name in (*folders, *files):

@@ -50,7 +50,8 @@ def _files() -> Iterator[Path]:
     ]
     own = [Path(sys.base_prefix) / "bin" / f"python{sysconfig.get_python_version()}"]
     own += Path(sysconfig.get_path("platstdlib"), "lib-dynload").glob("*.so")
-    yield from [*programs, system, *modules]
+    locale = [path for path in Path("/usr/lib/locale/C.utf8").rglob("*") if path.is_file()]
+    yield from [*programs, system, *modules, *locale]
     yield from _libraries([*programs, system, *own, *(path for path in modules if path.suffix == ".so")])
 
 

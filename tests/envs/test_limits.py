@@ -51,6 +51,23 @@ async def test_memory_is_bounded(small: BubblewrapSandbox) -> None:
     assert result.exit_code == 1 and "MemoryError" in result.output
 
 
+async def test_memory_of_many_is_bounded(small: BubblewrapSandbox) -> None:
+    """Each has less than the limit; `sleep` shares all its memory with others, and is not counted more than once."""
+    hold = "python3 -c 'import time; held = b\"x\" * (50 << 20); time.sleep(98443)' &"
+    result = await small.exec(f"{hold} {hold} {hold} wait", timeout_s=20)
+    assert result.over_memory and result.exit_code is None and not result.timed_out
+    assert processes_with("98443") == []
+    assert (
+        await small.exec("for i in 1 2 3 4 5 6; do sleep 0.3 & done; wait; echo well", timeout_s=20)
+    ).output == "well\n"
+
+
+async def test_memory_that_nobody_has_mapped_is_bounded(small: BubblewrapSandbox) -> None:
+    code = "import os, time\nfor _ in range(200): os.write(os.memfd_create('x'), bytes(1 << 20))\ntime.sleep(98443)"
+    result = await small.exec(f'exec python3 -c "{code}"', timeout_s=20)
+    assert result.over_memory and not result.timed_out
+
+
 async def test_cpu_time_is_bounded(small: BubblewrapSandbox) -> None:
     result = await small.exec("while :; do :; done", timeout_s=20)
     assert not result.timed_out and result.exit_code in (128 + 9, 128 + 24)

@@ -18,7 +18,7 @@ from envs.errors import InfrastructureError
 from envs.sandbox.backend import BubblewrapBackend
 from envs.sandbox.folder import OwnedFolder, prepare_directory, sweep
 from envs.sandbox.mounts import Mounts
-from envs.sandbox.protocol import Entry
+from envs.sandbox.protocol import Entry, SandboxBackend
 from envs.sandbox.user import Interpreter, SandboxUser, find_interpreter
 from pearl.config.environment import SandboxConfig
 from pearl.errors import UserError
@@ -46,19 +46,19 @@ async def until(condition: Callable[[], object], limit_s: float = 20.0) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_the_probe_runs_a_sandbox(backend: BubblewrapBackend) -> None:
-    await backend.probe()
+async def test_the_probe_runs_a_sandbox(sandboxes: SandboxBackend) -> None:
+    await sandboxes.probe()
 
 
-async def test_state_stays_between_commands(backend: BubblewrapBackend) -> None:
-    sandbox = await backend.create({"a.txt": b"1\n", "deep/er/b.txt": b"2\n", "empty/": b""})
+async def test_state_stays_between_commands(sandboxes: SandboxBackend) -> None:
+    sandbox = await sandboxes.create({"a.txt": b"1\n", "deep/er/b.txt": b"2\n", "empty/": b""})
     assert (await sandbox.exec("cat a.txt deep/er/b.txt; ls -d empty", timeout_s=10)).output == "1\n2\nempty\n"
     await sandbox.exec("echo 3 >> a.txt; rm -r deep; mv empty full", timeout_s=10)
     assert await sandbox.snapshot() == {"a.txt": Entry("file", b"1\n3\n"), "full": Entry("directory")}
 
 
-async def test_read_write_and_standard_input(backend: BubblewrapBackend) -> None:
-    sandbox = await backend.create({})
+async def test_read_write_and_standard_input(sandboxes: SandboxBackend) -> None:
+    sandbox = await sandboxes.create({})
     data = bytes(range(256)) * 300
     assert await sandbox.write("a/b c/d", data, timeout_s=10)
     assert await sandbox.read("a/b c/d", timeout_s=10) == data
@@ -71,8 +71,8 @@ async def test_read_write_and_standard_input(backend: BubblewrapBackend) -> None
             await sandbox.write(outside, b"", timeout_s=10)
 
 
-async def test_exit_codes_are_the_commands_own(backend: BubblewrapBackend) -> None:
-    sandbox = await backend.create({})
+async def test_exit_codes_are_the_commands_own(sandboxes: SandboxBackend) -> None:
+    sandbox = await sandboxes.create({})
     assert (await sandbox.exec("exit 7", timeout_s=10)).exit_code == 7
     assert (await sandbox.exec("kill -9 $$", timeout_s=10)).exit_code == 128 + 9
     assert (await sandbox.exec("if", timeout_s=10)).exit_code == 2
@@ -86,14 +86,14 @@ async def test_32_sandboxes_at_once(backend: BubblewrapBackend) -> None:
     assert [result.output for result in results] == [str(i) * 2 for i in range(32)]
 
 
-async def test_commands_in_one_sandbox_wait_for_each_other(backend: BubblewrapBackend) -> None:
-    sandbox = await backend.create({})
+async def test_commands_in_one_sandbox_wait_for_each_other(sandboxes: SandboxBackend) -> None:
+    sandbox = await sandboxes.create({})
     await asyncio.gather(*(sandbox.exec(f"n=$(cat n); echo $((n + {i})) > n", timeout_s=60) for i in range(8)))
     assert await sandbox.read("n", timeout_s=10) == b"28\n"
 
 
-async def test_a_cancelled_command_is_gone(backend: BubblewrapBackend) -> None:
-    sandbox = await backend.create({})
+async def test_a_cancelled_command_is_gone(sandboxes: SandboxBackend) -> None:
+    sandbox = await sandboxes.create({})
     task = asyncio.create_task(sandbox.exec("sleep 98436", timeout_s=600))
     await until(lambda: processes_with("sleep\0" + "98436"))
     task.cancel()
@@ -103,8 +103,8 @@ async def test_a_cancelled_command_is_gone(backend: BubblewrapBackend) -> None:
     assert (await sandbox.exec("echo well", timeout_s=10)).output == "well\n"
 
 
-async def test_close_ends_a_running_command(backend: BubblewrapBackend) -> None:
-    sandbox = await backend.create({})
+async def test_close_ends_a_running_command(sandboxes: SandboxBackend) -> None:
+    sandbox = await sandboxes.create({})
     task = asyncio.create_task(sandbox.exec("sleep 98437", timeout_s=600))
     await until(lambda: processes_with("sleep\0" + "98437"))
     await asyncio.gather(sandbox.close(), sandbox.close())

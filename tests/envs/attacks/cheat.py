@@ -22,7 +22,7 @@ class Cheat:
     command: str = ""
     """Run in the agent's sandbox, after `files` are written. `$PYTHON` is the sandbox's own."""
     files: Mapping[str, str] = field(default_factory=dict)
-    ends: Literal["any", "timed_out", "over_output", "over_disk", "over_memory", "killed"] = "any"
+    ends: Literal["any", "timed_out", "over_output", "over_disk", "killed"] = "any"
     """How the command ends; "killed": not by itself, or by a signal."""
     seen: tuple[str, ...] = ()
     """What its output holds."""

@@ -207,7 +207,7 @@ while True:
         done
         wait
         """,
-        ends="over_memory",
+        ends="killed",
     ),
     Cheat(
         "all memory, in files without a name",
@@ -220,7 +220,7 @@ for number in held:
 time.sleep(3{MARK})
 '
         """,
-        ends="over_memory",
+        ends="killed",
     ),
     Cheat(
         "shared memory",

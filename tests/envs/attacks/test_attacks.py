@@ -90,9 +90,8 @@ def check_end(cheat: Cheat, result: CommandResult) -> None:
 
 
 async def attack(cheat: Cheat, built: BuiltTask, backend: SandboxBackend, host: dict[str, str]) -> None:
-    sandbox = await backend.create_from(built.image)
-    for name, text in cheat.files.items():
-        assert await sandbox.write(name, text.encode(), timeout_s=10)
+    files = {name: Entry("file", text.encode()) for name, text in cheat.files.items()}
+    sandbox = await backend.create_from(built.image, files)
     if cheat.command:
         variables = "; ".join(f"{key}={value}" for key, value in {**host, "PYTHON": "python"}.items())
         result = await sandbox.exec(f"{variables}\n{cheat.command}", timeout_s=COMMAND_S)
