@@ -59,10 +59,9 @@ class BatchJob:
     def play(self) -> Numbers:
         t = self.testbed
         engine = t.models().engine
-        affinity = t.world.affinity if t.world else 1.0
         run = run_batch(
             Layout.parse(self.layout), engine, t.make_workload(), t.batch, group_size=t.group_size,
-            max_tokens=t.max_tokens, affinity=affinity, options=t.options,
+            max_tokens=t.max_tokens, affinity=t.affinity, options=t.options,
         )  # fmt: skip
         computed = run.prompt_tokens - run.cached_tokens
         return {
@@ -81,24 +80,17 @@ class ChoiceJob:
     testbed: Testbed
 
     def play(self) -> Numbers:
-        t = self.testbed
-        engine = t.models().engine
-        affinity = t.world.affinity if t.world else 1.0
-        watcher = Watcher(Profile(engine, NOTHING_KNOWN))
-        for number in range(1, PROFILED_BATCHES + 1):
-            run_batch(
-                Layout(colocated=self.workers), engine, t.make_workload(), t.batch, group_size=t.group_size,
-                first_task=TASKS_APART * number, max_tokens=t.max_tokens, affinity=affinity, observers=[watcher],
-            )  # fmt: skip
+        watcher = Watcher(self.testbed)
+        watcher.play(self.workers)
         profile = watcher.tracker.profile()
-        drain = DrainAware(affinity=affinity)
+        drain = DrainAware(affinity=self.testbed.affinity)
         models: dict[str, MakespanModel] = {
             "closed_form": ClosedForm(), "drain_aware": drain,
             "closed_form_pairs": AlwaysPairs(ClosedForm()), "drain_aware_pairs": AlwaysPairs(drain),
         }  # fmt: skip
         settings = DecisionSettings(mixed=False, constraints=False)
         return {
-            name: str(DecisionEngine(settings, model).best(profile, self.workers, t.batch)[0])
+            name: str(DecisionEngine(settings, model).best(profile, self.workers, self.testbed.batch)[0])
             for name, model in models.items()
         }
 
@@ -149,9 +141,19 @@ class Operations:
 class Watcher:
     """Shows a tracker whole batches and, as a trainer would, that they are trained."""
 
-    def __init__(self, prior: Profile) -> None:
-        self.tracker = RuntimeTracker(prior)
+    def __init__(self, testbed: Testbed) -> None:
+        self.testbed, self.engine = testbed, testbed.models().engine
+        self.tracker = RuntimeTracker(Profile(self.engine, NOTHING_KNOWN))
         self._groups: dict[int, list[TrajectoryId]] = {}
+
+    def play(self, workers: int) -> None:
+        """Batches on so many colocated workers, other ones than are judged."""
+        t = self.testbed
+        for number in range(1, PROFILED_BATCHES + 1):
+            run_batch(
+                Layout(colocated=workers), self.engine, t.make_workload(), t.batch, group_size=t.group_size,
+                first_task=TASKS_APART * number, max_tokens=t.max_tokens, affinity=t.affinity, observers=[self],
+            )  # fmt: skip
 
     def saw(self, now: float, entry: Event | Instruction) -> None:
         self.tracker.observe(entry, now)

@@ -15,10 +15,11 @@ from pearl.sim.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class Testbed(Scenario):
-    """`steps`: 0 for as many as the hours allow."""
+    """`steps`: 0 for as many as the hours allow. `kv_share`: of the profile's KV memory."""
 
     world: World | None = None
     steps: int = 0
+    kv_share: float = 1.0
 
     def make_workload(self) -> Workload:
         return self.world.workload(self.seed) if self.world else Scenario.make_workload(self)
@@ -29,9 +30,17 @@ class Testbed(Scenario):
             return models
         return replace(
             models,
-            engine=replace(models.engine, turn_overhead_s=self.world.turn_overhead_s),
+            engine=replace(
+                models.engine,
+                turn_overhead_s=self.world.turn_overhead_s,
+                kv_capacity_tokens=int(self.kv_share * models.engine.kv_capacity_tokens),
+            ),
             trainer=replace(models.trainer, utilisation=self.world.training_utilisation),
         )
+
+    @property
+    def affinity(self) -> float:
+        return self.world.affinity if self.world else 1.0
 
     def lengths(self) -> list[int]:
         """Tokens of the trajectories of the first batch."""
@@ -43,6 +52,4 @@ class Testbed(Scenario):
 
     def pipeline(self, engine: EngineProfile) -> PipelineSettings:
         settings = Scenario.pipeline(self, engine)
-        if self.world:
-            settings = replace(settings, affinity=self.world.affinity)
-        return replace(settings, steps=self.steps) if self.steps else settings
+        return replace(settings, affinity=self.affinity, steps=self.steps or settings.steps)

@@ -1,0 +1,154 @@
+"""Why cells of `pearl bench paper` disagree with the source: one quantity at a time is moved and a cell played again.
+
+    python -m bench.paper_causes [--seeds 6] [--out bench/results/paper/causes.json]
+
+Everything starts from the frozen world. Makespans are means over the same batches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from pearl.core.decision import DecisionEngine, DecisionSettings
+from pearl.core.makespan import ClosedForm
+from pearl.paper import published as p
+from pearl.paper.jobs import BatchJob, RunJob, Watcher, seeded
+from pearl.paper.layouts import MOTIVATION_TRAINING_GPUS, ratios
+from pearl.paper.plan import Plan
+from pearl.paper.testbed import Testbed
+from pearl.paper.world import World, load_world
+from pearl.sim.engine import EngineOptions
+
+Change = Callable[[Testbed], Testbed]
+
+
+def in_world(**changes: float) -> Change:
+    def change(testbed: Testbed) -> Testbed:
+        assert testbed.world is not None
+        return replace(testbed, world=replace(testbed.world, **changes))
+
+    return change
+
+
+CHANGES: dict[str, Change] = {
+    "as fitted": lambda t: t,
+    "environment of 1 s a turn": in_world(environment_s=1.0),
+    "environment of 0.3 s a turn": in_world(environment_s=0.3),
+    "no T_over": in_world(turn_overhead_s=0.0),
+    "every turn asks for its prefix": in_world(affinity=1.0),
+    "half the KV memory": lambda t: replace(t, kv_share=0.5),
+    "a quarter of the KV memory": lambda t: replace(t, kv_share=0.25),
+    "a quarter of the KV memory, environment of 1 s": lambda t: replace(in_world(environment_s=1.0)(t), kv_share=0.25),
+    "decode workers drop their KV between turns": lambda t: replace(t, options=EngineOptions(decode_keeps_kv=False)),
+}
+
+
+def makespan(testbed: Testbed, layout: str, seeds: int) -> float:
+    return fmean(BatchJob(layout, one).play()["makespan_s"] for one in seeded(testbed, seeds))
+
+
+def pairs(world: World, seeds: int) -> dict[str, Any]:
+    """Best pairs over 8 colocated workers, Qwen3-30B-A3B."""
+    found: dict[str, Any] = {}
+    for name, change in CHANGES.items():
+        for batch in (32, 64, 96):
+            testbed = change(Testbed(model=p.LARGE, world=world, batch=batch))
+            alone = makespan(testbed, "8C", seeds)
+            by_ratio = {ratio: makespan(testbed, ratio, seeds) for ratio in ratios(8)}
+            best = min(by_ratio, key=by_ratio.__getitem__)
+            row = {"best": best, "gain": round(100 * (alone / by_ratio[best] - 1), 2), "colocated_s": round(alone, 1)}
+            found.setdefault(name, {})[str(batch)] = row
+            print(f"{name}, batch {batch}: {row}", flush=True)
+    return found
+
+
+def contention(world: World, seeds: int) -> dict[str, Any]:
+    """What the motivating figures would take: rollout by GPUs and batch, Qwen3-8B."""
+    found = {}
+    for batch in (64, 128, 256, 512):
+        testbed = Testbed(model=p.SMALL, world=world, batch=batch, training_gpus=MOTIVATION_TRAINING_GPUS)
+        trainer = testbed.models().trainer
+        training_s = fmean(trainer.step_s(one.lengths()) for one in seeded(testbed, seeds))
+        at = {gpus: makespan(testbed, f"{gpus // 2}C", seeds) for gpus in (16, 24, 32)}
+        row = {
+            "over_unlimited_at_32": at[32] / makespan(testbed, f"{batch}C", seeds),
+            "over_training_at_16": at[16] / training_s,
+            "over_training_at_32": at[32] / training_s,
+            "cut_at_24": 100 * (1 - at[24] / at[16]),
+            "cut_at_32": 100 * (1 - at[32] / at[16]),
+        }
+        found[str(batch)] = {name: round(value, 2) for name, value in row.items()}
+        print(f"batch {batch}: {found[str(batch)]}", flush=True)
+    return found
+
+
+def choices(world: World) -> dict[str, Any]:
+    """What the closed form thinks of 4, 8 and 16 GPUs, with the bubble and without it."""
+    found = {}
+    for model in p.MODELS:
+        for workers in (2, 4, 8):
+            testbed = Testbed(model=model, world=world)
+            watcher = Watcher(testbed)
+            watcher.play(workers)
+            for bubble in (True, False):
+                engine = DecisionEngine(DecisionSettings(mixed=False, constraints=False), ClosedForm(bubble=bubble))
+                profile = watcher.tracker.profile()
+                layout, predicted_s = engine.best(profile, workers, testbed.batch)
+                row = {"chosen": str(layout), "predicted_s": round(predicted_s, 1)}
+                row["theta"] = round(profile.workload.bubble_ratio, 2)
+                found[f"{model}, {workers} workers{'' if bubble else ', without bubble'}"] = row
+    print(found, flush=True)
+    return found
+
+
+def training(world: World, seeds: int) -> dict[str, Any]:
+    """Borrowing on 4 and 8 GPUs by how long training takes: what is left to borrow."""
+    found = {}
+    for utilisation in (world.training_utilisation, world.training_utilisation / 2, world.training_utilisation / 3):
+        plan = Plan(replace(world, training_utilisation=utilisation))
+        for gpus in (4, 8):
+            rates = {
+                policy: fmean(
+                    RunJob(one, plan.skip).play()["throughput"]
+                    for one in seeded(plan.fixed(policy, p.SMALL, gpus), seeds)
+                )
+                for policy in ("roll", "borrow", "forced-pd", "forced-pd-borrow")
+            }
+            row = {name: round(100 * (rate / rates["roll"] - 1), 1) for name, rate in rates.items()}
+            found[f"{gpus} GPUs, utilisation {utilisation:.3f}"] = row
+            print(f"{gpus} GPUs, utilisation {utilisation:.3f}: {row}", flush=True)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=6)
+    parser.add_argument("--only", choices=("pairs", "contention", "choices", "training"))
+    parser.add_argument("--out", type=Path, default=Path("bench/results/paper/causes.json"))
+    arguments = parser.parse_args()
+    world, seeds = load_world(), arguments.seeds
+    parts: dict[str, Callable[[], dict[str, Any]]] = {
+        "pairs": lambda: pairs(world, seeds),
+        "contention": lambda: contention(world, seeds),
+        "choices": lambda: choices(world),
+        "training": lambda: training(world, max(2, seeds // 2)),
+    }
+    result = json.loads(arguments.out.read_text()) if arguments.out.is_file() else {}
+    result |= {
+        "command": f"python -m bench.paper_causes --seeds {seeds}",
+        "machine": "2 shared cores, no GPU; simulated",
+    }
+    for name, part in parts.items():
+        if arguments.only in (None, name):
+            result[name] = part()
+    arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
