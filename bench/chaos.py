@@ -32,7 +32,7 @@ from typing import Any
 import psutil
 from rich.console import Console
 
-from bench.killer import KINDS, SLOT_KINDS, Killer
+from bench.killer import KINDS, SLOT_KINDS, TIME_IS_OVER, Killer
 from pearl.cli import quiet_libraries
 from pearl.config import RunConfig
 from pearl.config.load import load_config
@@ -47,12 +47,17 @@ MANY = 100_000
 """Steps: the run ends when its kills are over."""
 
 
-def check_journal(run_dir: Path, steps: int) -> dict[str, int]:
-    """Counts of the surviving line. Raises AssertionError where a sample is lost or a group was trained twice."""
+def check_journal(run_dir: Path, steps: int, unfinished: int = 0) -> dict[str, int]:
+    """Counts of the surviving line. Raises AssertionError where a sample is lost or a group was trained twice.
+
+    `unfinished`: samples that the run says it had still to train when it was stopped.
+    """
     records = read_journal(run_dir / "journal.bin")
     replay = Replay().read(records)
     members = [m for g in replay.groups.values() for m in g.members]
-    assert all(m.ended for m in members), "a sample is lost"
+    assert sum(not m.ended for m in members) == unfinished, "a sample is lost"
+    trained = [m for groups in replay.trained.values() for number in groups for m in replay.groups[number].members]
+    assert all(m.ended for m in trained), "a sample of a trained group is open"
     assert sorted(replay.trained) == list(range(1, steps + 1)), "a step is missing"
     numbers = [number for groups in replay.trained.values() for number in groups]
     assert len(numbers) == len(set(numbers)), "a group was trained twice"
@@ -73,7 +78,7 @@ async def run_with_kills(
     config: RunConfig, victims: list[str], seed: int = 0, together: int = 1, seconds: float = math.inf
 ) -> dict[str, Any]:
     """Run until the kills are over (see `Killer`); what happened. Raises AssertionError where something was lost, left
-    behind or late."""
+    behind or late. Kills count whose victim was replaced."""
     console = Console(stderr=True, record=True)
     killer = Killer(victims, seed, together, seconds)
     before = {process.pid for process in children()}
@@ -83,29 +88,32 @@ async def run_with_kills(
     assert result.failure is None, result.failure
     assert not killer.unrecovered, f"not replaced: {killer.unrecovered}"
     steps, struck = result.summary["steps"], [kill.what for kill in killer.kills]
+    replaced = [recovery["what"] for recovery in killer.recoveries]
     assert not killer.victims, f"the run ended before {killer.victims} were killed; give it more steps"
-    assert result.summary["stopped"] in (None, f"{steps} steps done"), result.summary["stopped"]
+    ends = (TIME_IS_OVER,) if killer.stopped else (None, f"{steps} steps done")
+    assert result.summary["stopped"] in ends, result.summary["stopped"]
     left = [process for process in children() if process.pid not in before]
     assert not left, f"left behind: {left}"
     assert not killer.overdue, f"beyond its deadline: {sorted(killer.overdue)}"
     lines = console.export_text().splitlines()
-    slots, hung = sum(what in SLOT_KINDS for what in struck), struck.count("hung")
-    for words, fewest, most in (
-        # What hangs is lost at a deadline of its own, or ended at that of the return, which is told as an operation.
-        (" is lost: ", len(struck) - slots - hung, len(struck) - slots),
-        (" left: ", slots, slots),
+    for words, told in (
+        (" is lost: ", lambda what: what not in SLOT_KINDS),
+        (" left: ", lambda what: what in SLOT_KINDS),
     ):
+        # What hangs is lost at a deadline of its own, or ended at that of the return, which is told as an operation.
+        fewest = sum(told(what) and what != "hung" for what in replaced)
+        most = sum(map(told, struck))
         causes = [line for line in lines if words in line]
         assert fewest <= len(causes) <= most, f"{most} kills, {len(causes)} causes printed: {causes}"
     misses = result.summary["elastic"]["return_deadline_misses"]
     assert not misses, f"{misses} returns missed their deadline"
     return {
-        "kills": len(struck),
+        "kills": len(replaced),
         "recoveries": killer.recoveries,
         "seconds": round(time.monotonic() - began, 1),
         "returns": result.summary["elastic"]["returns"],
         "role_switches": result.summary["elastic"]["role_switches"],
-        **check_journal(Path(result.summary["run_dir"]), steps),
+        **check_journal(Path(result.summary["run_dir"]), steps, result.summary["trajectories_unfinished"]),
         "summary": result.summary,
     }
 

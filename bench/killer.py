@@ -48,6 +48,8 @@ LONGEST_WAIT_S = 3.0
 LONGEST_RECOVERY_S = 240.0
 """A victim that is not replaced by then is a fault, and the run is ended."""
 NOTICE_S = 8.0
+GRACE_S = 75.0
+TIME_IS_OVER = "the time is over"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,8 @@ class Kill:
 
 class Killer:
     """Kills `victims` in turn, at most `together` at a time, and none later than `seconds` after the first dispatch;
-    then it ends the run: what is drawn is trained, nothing more is drawn."""
+    then it ends the run: what is drawn is trained, nothing more is drawn. If that takes longer than GRACE_S, the run is
+    stopped as by Ctrl-C."""
 
     def __init__(self, victims: list[str], seed: int, together: int = 1, seconds: float = float("inf")) -> None:
         self.victims, self.together, self.seconds = list(victims), together, seconds
@@ -88,6 +91,8 @@ class Killer:
         self.recoveries: list[dict[str, Any]] = []
         self.overdue: set[str] = set()
         self.unrecovered: list[Kill] = []
+        self.stopped = False
+        """Before what was drawn was trained."""
         self._began: float | None = None
         self._waiting = False
         self._ended = False
@@ -104,6 +109,9 @@ class Killer:
             elif now - kill.at > LONGEST_RECOVERY_S and kill not in self.unrecovered:
                 self.unrecovered.append(kill)
                 self.driver.post(ev.StopRequested(f"{kill.slot} is not back after its {kill.what}"))
+        if self._began is not None and now - self._began > self.seconds + GRACE_S and not self.stopped:
+            self.stopped = True
+            self.driver.post(ev.StopRequested(TIME_IS_OVER))
         if not isinstance(entry, ev.Generate):
             return
         self._began = self._began or now
