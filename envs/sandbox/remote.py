@@ -14,8 +14,8 @@ import io
 import json
 import logging
 import secrets
-import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +34,22 @@ STOP_S = 60.0
 ANSWER_S = 30.0
 """A call may take this much longer than the command that it runs."""
 PROBE_S = 20.0
+ISOLATING = ("modal", "fargate", "daytona", "docker", "remote")
 
 
 class RemoteSandbox(SerialSandbox):
     """See `envs.sandbox.protocol.Sandbox`. `deployment`: SWE-ReX's, started."""
 
-    def __init__(self, deployment: Any, workspace: str, base: Base, limits: SandboxConfig) -> None:
+    def __init__(
+        self,
+        deployment: Any,
+        workspace: str,
+        base: Base,
+        limits: SandboxConfig,
+        forget: Callable[[RemoteSandbox], None] = lambda _: None,
+    ) -> None:
         super().__init__(limits)
-        self._deployment, self._workspace, self._base = deployment, workspace, base
+        self._deployment, self._workspace, self._base, self._forget = deployment, workspace, base, forget
 
     async def _run_alone(
         self, command: Sequence[str], timeout_s: float, keep_bytes: int, stdin: bytes, quiet: bool
@@ -91,8 +99,14 @@ class RemoteSandbox(SerialSandbox):
             await self.ask(STOP_S, remove=True)
             async with asyncio.timeout(STOP_S):
                 await self._deployment.stop()
+            self._deployment.stop = _nothing  # its destructor would stop it once more
+            self._forget(self)
         except Exception as error:
             raise InfrastructureError(f"a remote sandbox cannot be removed: {error!r}") from error
+
+
+async def _nothing() -> None:
+    pass
 
 
 class RemoteBackend:
@@ -103,24 +117,28 @@ class RemoteBackend:
 
     def __init__(self, limits: SandboxConfig, *, name: str = "sandboxes") -> None:
         try:
-            from pydantic import TypeAdapter, ValidationError
-            from swerex.deployment.config import DeploymentConfig
+            known = import_module("swerex.deployment.config")
         except ImportError as error:
             raise UserError(
                 "environment.sandbox.backend = swerex needs SWE-ReX, which is not installed",
                 "Run `pip install swe-rex`.",
             ) from error
-        try:
-            self._config = TypeAdapter(DeploymentConfig).validate_python(limits.deployment)
-        except ValidationError as error:
+        fields = dict(limits.deployment or {})
+        kind = str(fields.pop("type", ""))
+        if kind not in ISOLATING:
             raise UserError(
-                f"environment.sandbox.deployment is no deployment of SWE-ReX: {error.errors()[0]['msg']}",
-                "Say its type and its fields, as `{type: modal, image: python:3.11}`.",
+                f"environment.sandbox.deployment: type = {kind!r} is no deployment that isolates",
+                f"Choose one of: {', '.join(ISOLATING)}; with its fields, as `{{type: modal, image: python:3.11}}`.",
+            )
+        try:
+            self._config = getattr(known, f"{kind.title()}DeploymentConfig")(**fields)
+        except ValueError as error:
+            raise UserError(
+                f"environment.sandbox.deployment is not as SWE-ReX wants it: {error}",
+                f"See {kind.title()}DeploymentConfig in SWE-ReX's documentation.",
             ) from error
         self._limits, self._name = limits, name
-        self._open: weakref.WeakSet[RemoteSandbox] = weakref.WeakSet()
-        for logger in ("rex-runtime", "rex-deploy"):
-            logging.getLogger(logger).setLevel(logging.CRITICAL)
+        self._open: set[RemoteSandbox] = set()
 
     async def probe(self) -> None:
         try:
@@ -144,13 +162,14 @@ class RemoteBackend:
         }
         try:
             deployment = self._config.get_deployment()
+            deployment.logger.setLevel(logging.CRITICAL)  # what matters is raised
             async with asyncio.timeout(START_S):
                 await deployment.start()
         except Exception as error:
             raise InfrastructureError(f"a remote sandbox cannot be started: {error!r}") from error
         # A server of one's own may hold several sandboxes.
         workspace = f"/tmp/{self._name}-{secrets.token_hex(6)}"
-        sandbox = RemoteSandbox(deployment, workspace, Base(entries), self._limits)
+        sandbox = RemoteSandbox(deployment, workspace, Base(entries), self._limits, self._open.discard)
         self._open.add(sandbox)
         await sandbox.unpack(pack(entries, workspace[1:], 0))
         return sandbox
