@@ -7,11 +7,11 @@ import json as json_module
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import click
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -36,17 +36,19 @@ TestSeconds = Annotated[float, typer.Option(min=1.0, help="Limit of one run of t
 RUN_FACTOR = 5.0
 """A task that is known to take longer than a fifth of --test-s gets this many times what it took."""
 
+_SANDBOX: ContextVar[dict[str, str | None]] = ContextVar("sandbox")
+"""What the options before the command say of `environment.sandbox`."""
+
 
 @app.callback()
 def options(
-    context: typer.Context,
     backend: Annotated[str, typer.Option(help="As environment.sandbox.backend: bubblewrap, podman or docker.")] = "",
     image: Annotated[str | None, typer.Option(help="As environment.sandbox.image.")] = None,
 ) -> None:
     """SWE-bench tasks: build, validate, play, make."""
     if backend not in ("", "bubblewrap", "podman", "docker"):
         raise UserError(f"--backend {backend} is not known", "Give bubblewrap, podman or docker.")
-    context.obj = {"backend": backend, "image": image} if backend else {}
+    _SANDBOX.set({"backend": backend, "image": image} if backend else {})
 
 
 @dataclass(slots=True)
@@ -63,7 +65,7 @@ async def _workshop(cache: Path | None, build_s: float, builds: int = 1) -> Asyn
     from envs.swebench.limits import LIMITS
     from pearl.config.swebench import SwebenchConfig
 
-    limits = LIMITS.model_copy(update=click.get_current_context().find_object(dict) or {})
+    limits = LIMITS.model_copy(update=_SANDBOX.get())
     backend = make_backend(limits, name="env")
     engine = getattr(backend, "engine", None)
     builder = Builder(SwebenchConfig(cache=str(cache) if cache else None, build_s=build_s, builds=builds), engine)
