@@ -9,7 +9,7 @@ TASKS are validated ones (`pearl env validate --output`); without --only the fir
 agent's command must not be able to do, looked at from outside. Each cheat is work that resolves nothing: PEARL grades
 it as it grades an agent's; for the official grader the tests run in the same kind of sandbox, with the test patch over
 the work as its evaluation script puts it, and it judges their log. Parts are pearl, local, bubblewrap, docker and
-grading; with `--part` the others stay in FILE as they are.
+grading; other parts and tasks that are in FILE stay there.
 """
 
 from __future__ import annotations
@@ -150,34 +150,42 @@ async def grade_all(
     return [own for own, _ in done], [job for _, job in done]
 
 
-def verdicts(rows: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
+def verdicts(by_task: dict[str, dict[str, bool]]) -> dict[str, dict[str, int]]:
     """By cheat: tasks on which it was tried, and on how many it was graded as resolved."""
-    tried = Counter(row["cheat"] for row in rows)
-    resolved = Counter(row["cheat"] for row in rows if row["resolved"])
+    rows = [(cheat, resolved) for found in by_task.values() for cheat, resolved in found.items()]
+    tried = Counter(cheat for cheat, _ in rows)
+    resolved = Counter(cheat for cheat, resolved in rows if resolved)
     return {cheat: {"tasks": count, "resolved": resolved[cheat]} for cheat, count in tried.items()}
 
 
-def measure(args: argparse.Namespace) -> dict[str, Any]:
+def by_task(rows: list[dict[str, Any]]) -> dict[str, dict[str, bool]]:
+    found: dict[str, dict[str, bool]] = {}
+    for row in rows:
+        found.setdefault(row["task"], {})[row["cheat"]] = row["resolved"]
+    return found
+
+
+def measure(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """By part and who it was, the rows of each task."""
     os.environ.update(SECRET)
     records = load_tasks(args.tasks)
     chosen = [record for record in records if not args.only or record.instance_id in args.only][:TASKS]
     builder = Builder(SwebenchConfig(tasks_file=args.tasks))
     backend = BubblewrapBackend(LIMITS.model_copy(update={"memory_mb": MEMORY_MB}), name="env-peers")
-    result: dict[str, Any] = {"tasks": [record.instance_id for record in chosen], "cores": os.cpu_count()}
+    rows: dict[str, dict[str, Any]] = {"environments": {}, "grading": {}}
+    parts = args.part or [*ENVIRONMENTS, GRADING]
     try:
         built = [builder.build(record) for record in chosen]
         with asyncio.Runner() as runner, tempfile.TemporaryDirectory() as folder:
-            parts = args.part or [*ENVIRONMENTS, GRADING]
-            rows = {
-                name: probe_peer(kind, args.mini, built, str(bwrap_path()))
-                if kind in PEERS
-                else [probe_pearl(runner, backend, one) for one in built]
-                for kind, name in ENVIRONMENTS.items()
-                if kind in parts
-            }
-            result["environments"] = {name: together(found) for name, found in rows.items()}
+            for kind, name in ENVIRONMENTS.items():
+                if kind in parts and kind in PEERS:
+                    found = probe_peer(kind, args.mini, built, str(bwrap_path()))
+                    rows["environments"][name] = {row.pop("task"): row for row in found}
+                elif kind in parts:
+                    own = {one.record.instance_id: probe_pearl(runner, backend, one) for one in built}
+                    rows["environments"][name] = own
             if GRADING in parts:
-                own, jobs = runner.run(grade_all(backend, builder, built, Path(folder)))
+                graded, jobs = runner.run(grade_all(backend, builder, built, Path(folder)))
                 said = subprocess.run(
                     [args.official, "-m", "bench.peer_grader"],
                     input=json.dumps(jobs),
@@ -186,15 +194,27 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
                     check=True,
                 ).stdout
                 official = json.loads(said[said.index("{") :])
-                result["grading"] = {
-                    "pearl": verdicts(own),
-                    f"swebench {official['version']}": verdicts(official["verdicts"]),
-                    "swebench_import_s": round(official["import_s"], 1),
+                rows["grading"] = {
+                    "pearl": by_task(graded),
+                    f"swebench {official['version']}": by_task(official["verdicts"]),
                 }
             runner.run(backend.close())
     finally:
         builder.close()
-    return result
+    return rows
+
+
+def joined(before: dict[str, Any], rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """What was measured now over what an earlier call measured, and both summed up."""
+    for part, by_name in before.get("rows", {}).items():
+        for name, tasks in by_name.items():
+            rows[part][name] = {**tasks, **rows[part].get(name, {})}
+    return {
+        "environments": {name: together(list(found.values())) for name, found in rows["environments"].items()},
+        "grading": {name: verdicts(found) for name, found in rows["grading"].items()},
+        "cores": os.cpu_count(),
+        "rows": rows,
+    }
 
 
 def main() -> None:
@@ -206,12 +226,11 @@ def main() -> None:
     parser.add_argument("--part", action="append", choices=(*ENVIRONMENTS, GRADING))
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    result = measure(args)
-    print(json.dumps(result, indent=1))
+    before = json.loads(args.json.read_text()) if args.json and args.json.exists() else {}
+    result = joined(before, measure(args))
+    print(json.dumps({name: result[name] for name in ("environments", "grading")}, indent=1))
     if args.json:
-        before = json.loads(args.json.read_text()) if args.part and args.json.exists() else {}
-        environments = {**before.get("environments", {}), **result["environments"]}
-        args.json.write_text(json.dumps({**before, **result, "environments": environments}, indent=1) + "\n")
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

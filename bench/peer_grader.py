@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from importlib.metadata import version
 
 
 def main() -> None:
     """Standard input: a list of {task, cheat, log, repo, parser, fail_to_pass, pass_to_pass}. Standard output: JSON."""
-    start = time.perf_counter()
     from swebench.harness.grading import get_eval_report  # type: ignore[import-not-found]
     from swebench.types import TestSpec  # type: ignore[import-not-found]
 
-    loaded_s = time.perf_counter() - start
     verdicts = []
     for job in json.load(sys.stdin):
         spec = TestSpec(
@@ -31,7 +28,7 @@ def main() -> None:
         prediction = {"instance_id": job["task"], "model_patch": "x"}
         report = get_eval_report(spec, prediction, job["log"], False)[job["task"]]
         verdicts.append({"task": job["task"], "cheat": job["cheat"], "resolved": report["resolved"]})
-    json.dump({"version": version("swebench"), "import_s": loaded_s, "verdicts": verdicts}, sys.stdout)
+    json.dump({"version": version("swebench"), "verdicts": verdicts}, sys.stdout)
 
 
 if __name__ == "__main__":
