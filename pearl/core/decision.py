@@ -98,7 +98,7 @@ class DecisionEngine:
         if broken:
             reasons.append(f"forced: {current} {broken}")
         if chosen == current:
-            reasons.append("it is the one there is")
+            reasons.append("it changes no role")
         elif kept is not None and current is not None:
             threshold, kind = self._threshold(current, chosen)
             saved = 1.0 - predicted / kept

@@ -37,6 +37,7 @@ class RunConsole:
         self._stopped: set[tuple[str, int]] = set()
         """Engines that were told to end."""
         self._warned: set[str] = set()
+        self._elastic = elastic.Lines()
         if console.is_terminal:
             self.status = console.status("starting")
             self.status.start()
@@ -67,7 +68,7 @@ class RunConsole:
                 self._print(f"restarting {entry.worker} (life {life})")
             case ev.EndSample(outcome=ev.Outcome.FAILED | ev.Outcome.STALE):
                 self._print(f"[yellow]sample {entry.sample} ends as {entry.outcome}:[/] {_one_line(entry.reason)}")
-            case _ if text := elastic.line(entry):
+            case _ if text := self._elastic.line(entry):
                 self._print(f"[cyan]elastic[/] {escape(text)}")
         self._update()
 

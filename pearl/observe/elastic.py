@@ -16,29 +16,49 @@ FORCED_S = 15.0
 """Beyond its deadline a return may take as long as it takes to kill a process."""
 
 
-def line(entry: Event | Instruction) -> str | None:
-    """What the console says of it; None where it is silent. Layouts that could not have been others are not told."""
-    match entry:
-        case ev.RecordDecision(decision=decision) if decision.candidates or decision.layout.mode is not Mode.COLOCATED:
-            terms = "; ".join(decision.reasons)
-            return (
-                f"layout ({entry.trigger}, {entry.workers} workers): {_change(entry.current, decision.layout)}: {terms}"
-            )
-        case ev.RecordGate(decision=gate):
-            return f"gate: {f'borrow {gate.slots}' if gate.borrow else 'do not borrow'}: {gate.reason}"
-        case ev.RecordOperation():
-            after = f" after {entry.seconds:.1f} s" if entry.seconds else ""
-            why = f" ({_one_line(entry.reason)})" if entry.reason else ""
-            return f"{entry.kind} {entry.number} {entry.phase}: {', '.join(entry.workers)}{after}{why}"
-        case ev.SlotJoined():
-            return f"{entry.slot.name} joined (life {entry.life})"
-        case ev.SlotNotice():
-            return f"{entry.worker} has notice: {entry.seconds_left:.0f} s left"
-        case ev.SlotLost():
-            return f"{entry.worker} left: {_one_line(entry.reason)}"
-        case RequestFailed():
-            return f"no slot: {_one_line(entry.reason)}"
-    return None
+class Lines:
+    """What the console says of each entry: None where it says nothing new. The event log has all of them."""
+
+    def __init__(self) -> None:
+        self._kept: tuple[Layout, Layout] | None = None
+        """The layout that stayed and the better one, when that was told."""
+        self._borrows: bool | None = None
+
+    def line(self, entry: Event | Instruction) -> str | None:
+        match entry:
+            case ev.RecordDecision():
+                return self._decision(entry)
+            case ev.RecordGate(decision=gate):
+                before, self._borrows = self._borrows, gate.borrow
+                # That something is borrowed, and why, is told when it begins.
+                return None if gate.borrow or before is False else f"nothing is borrowed: {gate.reason}"
+            case ev.RecordOperation():
+                after = f" after {entry.seconds:.1f} s" if entry.seconds else ""
+                why = f" ({_one_line(entry.reason)})" if entry.reason else ""
+                return f"{entry.kind} {entry.number} {entry.phase}: {', '.join(entry.workers)}{after}{why}"
+            case ev.SlotJoined():
+                return f"{entry.slot.name} joined (life {entry.life})"
+            case ev.SlotNotice():
+                return f"{entry.worker} has notice: {entry.seconds_left:.0f} s left"
+            case ev.SlotLost():
+                return f"{entry.worker} left: {_one_line(entry.reason)}"
+            case RequestFailed():
+                return f"no slot: {_one_line(entry.reason)}"
+        return None
+
+    def _decision(self, entry: ev.RecordDecision) -> str | None:
+        """A layout that stays is told once for each better one that did not save enough."""
+        decision = entry.decision
+        if entry.current == decision.layout:
+            feasible = (c for c in decision.candidates if not c.infeasible)
+            kept = decision.layout, next((c.layout for c in feasible), decision.layout)
+            if kept == self._kept or kept[0] == kept[1]:
+                return None
+            self._kept = kept
+        elif not decision.candidates and decision.layout.mode is Mode.COLOCATED:
+            return None  # it could not have been another one
+        terms = "; ".join(decision.reasons)
+        return f"layout ({entry.trigger}, {entry.workers} workers): {_change(entry.current, decision.layout)}: {terms}"
 
 
 def _change(current: Layout | None, chosen: Layout) -> str:
