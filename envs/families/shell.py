@@ -46,14 +46,15 @@ class ShellEnvironment:
     async def step(self, action: str, timeout_s: float) -> StepResult:
         """Run the command; the task is over when it has earned all there is to earn."""
         end = asyncio.get_running_loop().time() + timeout_s
+        limit = min(self._limits.command_s, 0.8 * timeout_s)
         try:
-            result = await self._open().exec(action, timeout_s=min(self._limits.command_s, 0.8 * timeout_s))
+            result = await self._open().exec(action, timeout_s=limit)
         except SandboxOverLimit:
             return StepResult("The disk is full.", done=True)
         if result.over_disk:
             return StepResult("The disk is full.", done=True)
         score = await self.score(end - asyncio.get_running_loop().time())
-        return StepResult(describe(result, self._limits.command_s), done=score.reward == 1.0)
+        return StepResult(describe(result, limit), done=score.reward == 1.0)
 
     async def score(self, timeout_s: float) -> Score:
         try:

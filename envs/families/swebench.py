@@ -108,9 +108,9 @@ class SwebenchEnvironment:
 
     async def step(self, action: str, timeout_s: float) -> StepResult:
         built, sandbox = self._open()
-        limit = self._config.sandbox.command_s
+        limit = min(self._config.sandbox.command_s, 0.8 * timeout_s)
         try:
-            result = await sandbox.exec(service(built) + action, timeout_s=min(limit, 0.8 * timeout_s))
+            result = await sandbox.exec(service(built) + action, timeout_s=limit)
         except SandboxOverLimit:
             return StepResult("The disk is full.", done=True)
         return StepResult("The disk is full.", done=True) if result.over_disk else StepResult(describe(result, limit))

@@ -64,6 +64,8 @@ def _type(annotation: Any) -> str:
         return " or ".join("none" if a is type(None) else _type(a) for a in get_args(annotation))
     if origin is tuple:
         return f"list of {_type(get_args(annotation)[0])}"
+    if origin is dict:
+        return "mapping"
     names = {int: "integer", float: "number", str: "text", bool: "true or false"}
     return names.get(annotation, str(annotation))
 

@@ -66,9 +66,9 @@ async def test_limits(containers: ContainerBackend) -> None:
     sandbox = await containers.create({})
     result = await sandbox.exec("python3 -c 'b = b\"x\" * (200 << 20)'", timeout_s=30)
     assert result.exit_code in (137, None)  # the engine, or we
-    forks = "while :; do sleep 98442 & done 2> full; kill %1; wait; cat full"
+    forks = "while :; do sleep 98446 & done 2> full; kill %1; wait; cat full"
     assert "fork" in (await sandbox.exec(f"bash -c '{forks}'", timeout_s=5)).output
-    assert processes_with("98442") == []
+    assert processes_with("98446") == []
     assert (await sandbox.exec("head -c 9000000 /dev/zero > big", timeout_s=30)).over_disk
 
 

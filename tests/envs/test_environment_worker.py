@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from actors.environment import EnvironmentWorker, sweep
+from envs import agent
 from envs.chat import ChatRenderer
 from envs.errors import InfrastructureError
 from pearl.config.environment import EnvironmentConfig, SandboxConfig
@@ -137,6 +138,23 @@ async def test_a_late_command_is_the_agents_affair(worker: EnvironmentWorker, ch
     ("changes", "message"),
     [({"family": "fils"}, "bugfix, files"), ({"family": "no.module:F"}, "cannot be imported")],
 )
+@pytest.mark.parametrize("grace_s", [agent.GRACE_S, -1.0])
+async def test_a_sandbox_outlives_a_deadline_by_the_budget_of_scoring(
+    worker: EnvironmentWorker, chat: ChatRenderer, monkeypatch: pytest.MonkeyPatch, grace_s: float
+) -> None:
+    """Whether the environment keeps the deadline of a step, or is cut off at it: what was done can still be scored."""
+    monkeypatch.setattr(agent, "GRACE_S", grace_s)
+    await worker.open([0], 3, 60.0)
+    late = says(chat, f"{solution(worker, 3)}\nsleep 98447")
+    if grace_s < 0:
+        with pytest.raises(InfrastructureError, match="a step took longer than 2 s"):
+            await worker.advance([0], late, 2.0)
+    else:
+        assert (await worker.advance([0], late, 2.0))["stop"] == "submitted"
+    assert processes_with("98447") == []
+    assert (await worker.score([0], 60.0))["reward"] == 1.0
+
+
 async def test_a_failed_start_leaves_nothing(
     directory: Path, chat: ChatRenderer, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], message: str
 ) -> None:

@@ -88,7 +88,6 @@ def test_what_is_no_deployment_is_refused(deployment: dict[str, object] | None) 
 
 
 async def test_a_server_that_is_not_there_is_named() -> None:
-    name = f"remote-{secrets.token_hex(4)}"
     deployment = {"type": "remote", "auth_token": TOKEN, "port": 9}
     with pytest.raises(UserError, match="does not run sandboxes"):
         await RemoteBackend(SandboxConfig(backend="swerex", deployment=deployment)).probe()
