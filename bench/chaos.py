@@ -2,16 +2,16 @@
 
     python -m bench.chaos [--engine 0] [--worker 0] [--environment 0] [--trainer 0] [--driver 0] [--seed 0] [--json]
                           [--preemptible 0] [--crash 0] [--frozen 0] [--cut 0] [--notice 0] [--overlap 0] [--hung 0]
-                          [--together 1] [--seconds S]
+                          [--together 1] [--seconds S] [--restless]
                           [--config examples/tiny.yaml] [--out bench/results/chaos.json] [KEY=VALUE ...]
 
 Parts are killed inside one run (`--config`) in an order and after waits drawn from the seed (`bench/killer.py` lists
-the kinds); at most `--together` are down at the same time. The second line of kinds needs a configuration that has such
-slots (`examples/elastic.yaml`, whose trace is left out). Drivers (each with its Dask scheduler, which lives in its
-process) are killed as whole processes and resumed. Checked: every sample ended once in the surviving line of
-checkpoints, no group was trained twice, no version was used twice, no wait outlived its deadline, no return of training
-GPUs missed its own, each cause was printed once, no process is left. Prints each recovery. `--out` adds this seed's
-outcome to a file, so that kills accumulate over seeds.
+the kinds); at most `--together` are down at the same time. With `--restless` a slot may also be killed while it starts.
+The second line of kinds needs a configuration that has such slots (`examples/elastic.yaml`, whose trace is left out).
+Drivers (each with its Dask scheduler, which lives in its process) are killed as whole processes and resumed. Checked:
+every sample ended once in the surviving line of checkpoints, no group was trained twice, no version was used twice, no
+wait outlived its deadline, no return of training GPUs missed its own, each cause was printed once, no process is left.
+Prints each recovery. `--out` adds this seed's outcome to a file, so that kills accumulate over seeds.
 """
 
 from __future__ import annotations
@@ -75,12 +75,17 @@ def children() -> list[psutil.Process]:
 
 
 async def run_with_kills(
-    config: RunConfig, victims: list[str], seed: int = 0, together: int = 1, seconds: float = math.inf
+    config: RunConfig,
+    victims: list[str],
+    seed: int = 0,
+    together: int = 1,
+    seconds: float = math.inf,
+    restless: bool = False,
 ) -> dict[str, Any]:
     """Run until the kills are over (see `Killer`); what happened. Raises AssertionError where something was lost, left
     behind or late. Kills count whose victim was replaced."""
     console = Console(stderr=True, record=True)
-    killer = Killer(victims, seed, together, seconds)
+    killer = Killer(victims, seed, together, seconds, restless)
     before = {process.pid for process in children()}
     ready = await preflight(config)
     began = time.monotonic()
@@ -161,6 +166,7 @@ def main() -> None:
         parser.add_argument(f"--{kind}", type=int, default=0, metavar="N")
     parser.add_argument("--together", type=int, default=1, metavar="N", help="parts that may be down at the same time")
     parser.add_argument("--seconds", type=float, default=math.inf, help="no kill comes later; the rest is left alone")
+    parser.add_argument("--restless", action="store_true", help="slots are killed again before they serve")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--config", type=Path, default=Path("examples/tiny.yaml"))
     parser.add_argument("--json", action="store_true")
@@ -182,7 +188,8 @@ def main() -> None:
             overrides += ["cluster.silent_loss_s=15"] if "frozen" in victims else []
             overrides += ["deadlines.generate_s=40"] if "hung" in victims else []
             config = load_config(args.config, [*overrides, *args.overrides])
-            outcomes.append(asyncio.run(run_with_kills(config, victims, args.seed, args.together, args.seconds)))
+            run = run_with_kills(config, victims, args.seed, args.together, args.seconds, args.restless)
+            outcomes.append(asyncio.run(run))
         if args.driver:
             outcomes.append(kill_drivers(args.config, args.driver, args.seed, Path(folder)))
     for outcome in outcomes:
@@ -195,18 +202,23 @@ def main() -> None:
         print(json.dumps({"seed": args.seed, "outcomes": outcomes}))
     else:
         for recovery in (recovery for outcome in outcomes for recovery in outcome["recoveries"]):
-            print(f"{recovery['what']:>11} {recovery['slot']:<14} killed, back after {recovery['seconds']} s")
+            back = "killed again" if recovery["seconds"] is None else f"back after {recovery['seconds']} s"
+            print(f"{recovery['what']:>11} {recovery['slot']:<14} killed, {back}")
         print(f"{sum(o['kills'] for o in outcomes)} kills, nothing lost, nothing trained twice, nothing left behind")
 
 
 def totals(runs: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Recovery times per kind over all seeds (a driver that was killed again while it resumed has none)."""
-    seconds: dict[str, list[float]] = {}
+    """Recovery times per kind over all seeds. They have none whose successor was killed before it served (among them
+    drivers that were killed again while they resumed)."""
+    seconds: dict[str, list[float | None]] = {}
     for recovery in (r for run in runs for outcome in run["outcomes"] for r in outcome["recoveries"]):
         seconds.setdefault(recovery["what"], []).append(recovery["seconds"])
-    return {
-        what: {"recovered": len(s), "median_s": round(median(s), 1), "max_s": max(s)} for what, s in seconds.items()
-    }
+    result: dict[str, dict[str, float]] = {}
+    for what, all_ in seconds.items():
+        result[what] = {"recovered": len(all_)}
+        if known := [s for s in all_ if s is not None]:
+            result[what] |= {"timed": len(known), "median_s": round(median(known), 1), "max_s": max(known)}
+    return result
 
 
 if __name__ == "__main__":

@@ -45,10 +45,12 @@ OVERDUE_MARGIN_S = 2.0
 """A wait may outlive its deadline by this much: the event loop shares its core with what it waits for."""
 LONGEST_WAIT_S = 3.0
 """A kill comes at most this long after there is room for it."""
+RESTLESS_WAIT_S = 24.0
+"""The same where victims are killed again before they are back."""
 LONGEST_RECOVERY_S = 240.0
-"""A victim that is not replaced by then is a fault, and the run is ended."""
+"""A victim that is left alone and not replaced by then is a fault, and the run is ended."""
 NOTICE_S = 8.0
-GRACE_S = 75.0
+GRACE_S = 100.0
 TIME_IS_OVER = "the time is over"
 
 
@@ -79,14 +81,21 @@ class Kill:
 class Killer:
     """Kills `victims` in turn, at most `together` at a time, and none later than `seconds` after the first dispatch;
     then it ends the run: what is drawn is trained, nothing more is drawn. If that takes longer than GRACE_S, the run is
-    stopped as by Ctrl-C."""
+    stopped as by Ctrl-C.
 
-    def __init__(self, victims: list[str], seed: int, together: int = 1, seconds: float = float("inf")) -> None:
-        self.victims, self.together, self.seconds = list(victims), together, seconds
+    `restless`: a slot may be killed again as soon as it has come back, whether it serves yet or is still starting.
+    """
+
+    def __init__(
+        self, victims: list[str], seed: int, together: int = 1, seconds: float = float("inf"), restless: bool = False
+    ) -> None:
+        self.victims, self.together, self.seconds, self.restless = list(victims), together, seconds, restless
         self.random = random.Random(seed)
         self.driver: Driver | None = None
-        self.killed: dict[str, Kill] = {}
-        """By slot: what is being recovered from."""
+        self.killed: list[Kill] = []
+        """What is being recovered from."""
+        self.dying: set[str] = set()
+        """Slots whose loss is not told yet."""
         self.kills: list[Kill] = []
         self.recoveries: list[dict[str, Any]] = []
         self.overdue: set[str] = set()
@@ -100,31 +109,47 @@ class Killer:
     def saw(self, now: float, entry: ev.Event | ev.Instruction) -> None:
         assert self.driver is not None
         self.overdue.update(self.driver.waits.overdue(OVERDUE_MARGIN_S))
-        for kill in list(self.killed.values()):
-            if kill.over(entry):
-                del self.killed[kill.slot]
-                self.recoveries.append({"what": kill.what, "slot": kill.slot, "seconds": round(now - kill.at, 1)})
-            elif kill.what == "notice" and isinstance(entry, ev.SlotLost) and entry.worker == kill.slot:
-                asyncio.get_running_loop().call_soon(self.driver.slots.adapter.offer, kill.slot)
-            elif now - kill.at > LONGEST_RECOVERY_S and kill not in self.unrecovered:
+        if isinstance(entry, ev.SlotLost | ev.WorkerLost):
+            self.dying.discard(entry.worker)
+            if isinstance(entry, ev.SlotLost) and any(
+                k.what == "notice" and k.slot == entry.worker for k in self.killed
+            ):
+                asyncio.get_running_loop().call_soon(self.driver.slots.adapter.offer, entry.worker)
+        over = [kill for kill in self.killed if kill.over(entry)]
+        for kill in over:
+            self.killed.remove(kill)
+            self.dying.discard(kill.slot)
+            last = kill is next(k for k in reversed(over) if k.slot == kill.slot)
+            seconds = round(now - kill.at, 1) if last else None  # the successor was killed, too
+            self.recoveries.append({"what": kill.what, "slot": kill.slot, "seconds": seconds})
+        newest = {kill.slot: kill for kill in self.killed}
+        for kill in newest.values():
+            if now - kill.at > LONGEST_RECOVERY_S and kill not in self.unrecovered:
                 self.unrecovered.append(kill)
                 self.driver.post(ev.StopRequested(f"{kill.slot} is not back after its {kill.what}"))
         if self._began is not None and now - self._began > self.seconds + GRACE_S and not self.stopped:
             self.stopped = True
             self.driver.post(ev.StopRequested(TIME_IS_OVER))
-        if not isinstance(entry, ev.Generate):
-            return
-        self._began = self._began or now
-        if now - self._began > self.seconds:
+        if isinstance(entry, ev.Generate):
+            self._began = self._began or now
+            self._go_on(now - self._began)
+
+    def _go_on(self, seconds: float) -> None:
+        assert self.driver is not None
+        if seconds > self.seconds:
             self.victims.clear()
-        if self.victims and len(self.killed) < self.together and not self._waiting:
+        if self.victims and len(self._immune()) < self.together and not self._waiting:
             self._waiting = True
-            asyncio.get_running_loop().call_later(self.random.uniform(0.05, LONGEST_WAIT_S), self._kill)
+            wait_s = self.random.uniform(0.05, RESTLESS_WAIT_S if self.restless else LONGEST_WAIT_S)
+            asyncio.get_running_loop().call_later(wait_s, self._kill)
         elif not self.victims and not self.killed and not self._waiting and not self._ended:
             self._ended = True
             pipeline = self.driver.pipeline
             drawn = pipeline.drawn_groups - pipeline.samples.dropped_groups
             object.__setattr__(pipeline.settings, "steps", drawn // pipeline.settings.groups_per_batch)
+
+    def _immune(self) -> set[str]:
+        return self.dying if self.restless else {kill.slot for kill in self.killed}
 
     def _kill(self) -> None:
         self._waiting = False
@@ -139,23 +164,28 @@ class Killer:
         worker = pipeline.fleet.workers.get(slot)
         steps = pipeline.steps_done + bool(pipeline.training)
         kill = Kill(what, slot, time.monotonic(), worker.incarnation if worker else 0, steps)
-        self.killed[slot] = kill
+        self.killed.append(kill)
+        self.dying.add(slot)
         self.kills.append(kill)
         self._strike(kill)
 
     def _mortal(self, what: str, slot: str) -> bool:
-        """Whether the slot is up, is nobody's victim yet, and nothing ends it anyway."""
+        """Whether the slot is there, is nobody's victim yet, and nothing ends it anyway."""
         driver = self.driver
         assert driver is not None
         process = driver.cluster.workers[slot]
-        if driver.closing or slot in self.killed or not slot.startswith(PREFIXES[what]):
+        if driver.closing or slot in self._immune() or not slot.startswith(PREFIXES[what]):
             return False
         if process.address is None or process.process.returncode is not None:
             return False
         worker: WorkerSlot | None = driver.pipeline.fleet.workers.get(slot)
         if worker is None:  # an environment worker or a rank
+            return what in ("environment", "trainer")
+        if worker.awaits is Awaited.STOP or not worker.present:
+            return False
+        if self.restless and what in SLOT_KINDS:
             return True
-        if worker.awaits is Awaited.STOP or slot not in driver.rollout.refs:
+        if slot not in driver.rollout.refs:
             return False
         if what == "hung":
             return slot in driver.rollout.info and driver.pipeline.fleet.gpus.owner[slot] is Owner.WORKER
