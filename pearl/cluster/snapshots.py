@@ -138,9 +138,9 @@ class SnapshotExchange:
         seconds = time.monotonic() - began
         return {"directory": directory, "seconds": seconds, "fetched": dict(job.fetched), "left": job.said}
 
-    def retire(self, origin: dict[str, str], version: int) -> dict[str, Any]:
-        """Handler: remove this host's copies of `version` and older ones."""
-        self.copies.retire(Origin.from_wire(origin), version)
+    async def retire(self, origin: dict[str, str], version: int) -> dict[str, Any]:
+        """Handler: remove this host's copies of `version` and older ones; in a thread, as they may be large."""
+        await asyncio.to_thread(self.copies.retire, Origin.from_wire(origin), version)
         return {}
 
 

@@ -313,8 +313,8 @@ async def test_a_slot_takes_over_when_the_one_that_fetches_gives_up(
 async def test_a_host_that_retires_a_version_removes_its_copy(three: tuple[Host, Host, Host], origin: Origin) -> None:
     trainer, a, _ = three
     directory = Path((await a.slots[0].bring(origin, trainer.source()))["directory"])
-    trainer.slots[0].exchange.retire(origin.to_wire(), VERSION)
-    a.slots[1].exchange.retire(origin.to_wire(), VERSION)
+    await trainer.slots[0].exchange.retire(origin.to_wire(), VERSION)
+    await a.slots[1].exchange.retire(origin.to_wire(), VERSION)
     assert not directory.exists() and snapshot_directory(Path(origin.root), VERSION).exists()
 
 

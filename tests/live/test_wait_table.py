@@ -99,6 +99,7 @@ TABLE: dict[str, Row] = {
     "pearl/cluster/availability.py:AvailabilityFollower.run": ForEver("it follows a trace, in its own task"),
     "pearl/cluster/snapshots.py:SnapshotExchange._soon": RECEIVER,
     "pearl/cluster/snapshots.py:SnapshotExchange._asked": RECEIVER,
+    "pearl/cluster/snapshots.py:SnapshotExchange.retire": Within("pearl/cluster/snapshots.py:retire_at"),
     "pearl/cluster/snapshots.py:Fetch.run": Within("pearl/cluster/snapshots.py:fetch_at"),
     "pearl/cluster/snapshots.py:Fetch._fetch": Within("pearl/cluster/snapshots.py:fetch_at"),
     "pearl/cluster/snapshots.py:Fetch._answer": Test(SNAPSHOTS, "test_a_source_that_falls_silent_is_left"),
