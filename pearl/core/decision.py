@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pearl.core.feasible import Constraints
-from pearl.core.layout import Layout, Mode
+from pearl.core.layout import Layout
 from pearl.core.makespan import Layouts, MakespanModel, layout_array, layout_of
 from pearl.core.search import GRID, Found, colocated, mixtures_along, ratios, search
 from pearl.core.workload import Profile
@@ -200,14 +200,12 @@ class DecisionEngine:
 
     def _candidates(self, profile: Profile, batch: float, found: Found, chosen: Candidate) -> tuple[Candidate, ...]:
         """The best ones, infeasible or not, the best of each mode among them."""
-        order = np.argsort(found.seconds, kind="stable").tolist()
-        rows, modes = order[:SHOWN], set[Mode]()
-        for row in order:
-            if found.feasible[row] and (mode := layout_of(found.layouts[row]).mode) not in modes:
-                modes.add(mode)
-                rows.append(row)
-                if len(modes) == len(Mode):
-                    break
+        order = np.argsort(found.seconds, kind="stable")
+        feasible, (prefill, _, alone) = found.feasible[order], found.layouts[order].T
+        first = [
+            np.flatnonzero(feasible & mode)[:1] for mode in (prefill == 0, alone == 0, (prefill > 0) & (alone > 0))
+        ]
+        rows = order[[*range(min(SHOWN, len(order))), *np.concatenate(first)]].tolist()
         shown = {chosen.layout: chosen}
         broken = [row for row in rows if not found.feasible[row]]
         if broken:

@@ -162,9 +162,11 @@ class _Batch:
         again = 0.0 if model.prefill_keeps_response else self.pair * t.before
         new, known = t.new + again, np.maximum(t.context - again, 0.0)
         prompt, full = t.context + t.new, t.context + t.new + t.response
-        on_prefill_held = prompt + self.alone * t.response
-        slots = np.clip(e.kv_capacity_tokens / full, 1.0, e.max_running_requests)
+        held = prompt + self.alone * t.response - self.shared
+        held_decode, chunks = full - self.shared_decode, model.chunk_tokens / new
+        slots = np.minimum(np.maximum(e.kv_capacity_tokens / full, 1.0), e.max_running_requests)
         warm, cold = self._prefill_costs(new, known)
+        again_s = cold - warm
         decode_fixed = e.decode_fixed_s
         each: Grid = e.decode_s_per_sequence + e.decode_s_per_kv_token * (prompt + t.response / 2)
         lost: Grid = np.zeros_like(self.alone)
@@ -177,23 +179,23 @@ class _Batch:
         elsewhere = self.pair * (1.0 - self.decode / self.answering)
         for number in range(PASSES):
             if not number or self.mixed:
-                on_prefill = np.maximum(1.0, t.live * share / self.prefill)
-                on_decode = np.maximum(1.0, t.live * share / self.decode)
-                kept = 1.0 - self._evicted(on_prefill, on_prefill_held - self.shared)
-                kept_decode = 1.0 - self._evicted(on_decode, full - self.shared_decode)
-                most = np.maximum(1.0, np.minimum(on_prefill, model.chunk_tokens / new))
-            compute = warm + (1.0 - self._hit(lost)) * (cold - warm)
-            first, among = compute + start, on_prefill - 1.0
+                served = t.live * share
+                on_prefill, on_decode = np.maximum(1.0, served / self.prefill), np.maximum(1.0, served / self.decode)
+                among, among_decode = on_prefill - 1.0, on_decode - 1.0
+                kept = 1.0 - self._evicted(on_prefill, held)
+                kept_decode = 1.0 - self._evicted(on_decode, held_decode)
+                most = np.maximum(1.0, np.minimum(on_prefill, chunks))
+            compute = warm + (1.0 - self._hit(lost)) * again_s
             amortised = compute + start / together
             crossing = t.new + crossing_whole * t.context if model.decode_keeps_kv else prompt
             transfer = self.pair * (e.transfer_latency_s + crossing * e.kv_bytes_per_token / e.transfer_bytes_per_s)
             fixed, slope = self._experts(decoding)
             fixed, slope = decode_fixed + fixed, each + slope
             decode = t.response * (fixed + slope * (1.0 if model.bubble else on_decode))
-            own[0], own[1], own[2] = first, transfer, decode
+            own[0], own[1], own[2] = compute + start, transfer, decode
             if model.queueing:
                 ahead[0], ahead[1] = among * amortised, among * transfer
-            ahead[2] = self.alone * ahead[0] + ((on_decode - 1.0) * t.response * slope if model.bubble else 0.0)
+            ahead[2] = self.alone * ahead[0] + (among_decode * t.response * slope if model.bubble else 0.0)
             cycle = cycle_s(t.environment_s, own, ahead)
             if model.capacity:
                 at_once = np.minimum(on_decode, slots)
@@ -216,7 +218,7 @@ class _Batch:
             moved_here = self._moved(on_prefill, on_prefill_s / cycle, among_prefill)
             lost = 1.0 - kept * (1.0 - moved_here) * (1.0 - elsewhere * moved)
             crossing_whole = 1.0 - kept_decode * (1.0 - moved)
-            decoding = 1.0 + (on_decode - 1.0) * decode_s / cycle if model.bubble else on_decode
+            decoding = 1.0 + among_decode * decode_s / cycle if model.bubble else on_decode
             if self.mixed:
                 rate = self.decode / np.maximum(response, 1e-9)
                 total = self._sum(rate)
@@ -260,6 +262,8 @@ class _Batch:
         if not self.model.capacity:
             return np.zeros_like(load)
         wanted = self.margin * load * np.maximum(tokens, 1.0)
+        if wanted.max() <= self.engine.kv_capacity_tokens:
+            return np.zeros_like(wanted)
         short = CLIFF * (1.0 - self.engine.kv_capacity_tokens / wanted)
         return np.minimum(np.maximum(short, 0.0), 1.0)
 
@@ -270,4 +274,4 @@ class _Batch:
         elsewhere = 1.0 - 1.0 / workers
         moved: Grid = elsewhere * MOVED_AT_MOST * power / (power + MOVED_HALF**MOVED_POWER)
         astray = 1.0 - self.model.affinity
-        return moved + astray * (elsewhere - moved)
+        return moved + astray * (elsewhere - moved) if astray else moved

@@ -54,7 +54,7 @@ class CostFit:
         """`key`: the two quantities, from 0 up, that choose the bucket."""
         if y <= 0.0 or not math.isfinite(y):
             return
-        place = (int(math.log2(key[0] + 1.0)), int(math.log2(key[1] + 1.0)))
+        place = (int(key[0] + 1.0).bit_length(), int(key[1] + 1.0).bit_length())
         bucket = self._buckets.get(place)
         if bucket is None:
             self._buckets[place] = _Bucket([*regressors, y], 1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,8 +62,9 @@ def mixtures(workers: int) -> Layouts:
     return rows[rows[:, 2] > 0].astype(np.int64)
 
 
+@lru_cache(64)
 def mixtures_along(workers: int, prefill_share: float) -> Layouts:
-    """Mixed layouts whose pairs have about this share of prefill workers, by ascending colocated count.
+    """Mixed layouts whose pairs have about this share of prefill workers, by ascending colocated count. Not to change.
 
     Of few workers both neighbours of the share are taken, since one worker is much there.
     """
@@ -71,11 +73,14 @@ def mixtures_along(workers: int, prefill_share: float) -> Layouts:
     rounded = [np.floor(wanted), np.ceil(wanted)] if workers <= GRID // 2 else [np.rint(wanted)]
     prefill = np.clip(np.concatenate(rounded).astype(np.int64), 1, np.tile(workers - alone - 1, len(rounded)))
     alone = np.tile(alone, len(rounded))
-    return np.stack([prefill, workers - alone - prefill, alone], axis=1)
+    rows = np.stack([prefill, workers - alone - prefill, alone], axis=1)
+    return np.array(list(dict.fromkeys(map(tuple, rows.tolist()))), dtype=np.int64)
 
 
 def search(layouts: Layouts, look: Look) -> Found:
-    """Look for the least score along `layouts`, supposing that it falls and then rises."""
+    """Look for the least score along `layouts`, supposing that it falls and then rises; at all of few."""
+    if len(layouts) <= GRID:
+        return look(layouts)
     parts: list[Found] = []
     seen: dict[int, float] = {}
     low, high = 0, len(layouts) - 1

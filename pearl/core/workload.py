@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from pearl.core.identity import remembered
+
 
 @dataclass(frozen=True, slots=True)
 class EngineProfile:
@@ -89,12 +91,17 @@ class WorkloadProfile:
     @property
     def final_context_tokens(self) -> float:
         """K_seq in tokens: what a trajectory holds at its longest, as the mean over the trajectories."""
-        after = [turn.survivors for turn in self.turns[1:]] + [0.0]
-        ending = [(turn, turn.survivors - later) for turn, later in zip(self.turns, after, strict=True)]
-        return sum(share * (t.context_tokens + t.new_tokens + t.response_tokens) for t, share in ending)
+        return _final_context_tokens(self)
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
     engine: EngineProfile
     workload: WorkloadProfile
+
+
+@remembered
+def _final_context_tokens(work: WorkloadProfile) -> float:
+    after = [turn.survivors for turn in work.turns[1:]] + [0.0]
+    ending = [(turn, turn.survivors - later) for turn, later in zip(work.turns, after, strict=True)]
+    return sum(share * (t.context_tokens + t.new_tokens + t.response_tokens) for t, share in ending)
