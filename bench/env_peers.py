@@ -3,7 +3,7 @@
     python -m venv /tmp/mini && /tmp/mini/bin/pip install mini-swe-agent==2.4.6
     python -m venv /tmp/official && /tmp/official/bin/pip install swebench==5.0.2
     python -m bench.env_peers TASKS --mini /tmp/mini/bin/python --official /tmp/official/bin/python
-                              [--only ID]... [--part PART]... [--json FILE]
+                              [--engine podman --image IMAGE] [--only ID]... [--part PART]... [--json FILE]
 
 TASKS are validated ones (`pearl env validate --output`); without --only the first ten. Each probe is one thing that an
 agent's command must not be able to do, looked at from outside. Each cheat is work that resolves nothing: PEARL grades
@@ -71,11 +71,11 @@ def probe_pearl(runner: asyncio.Runner, backend: BubblewrapBackend, built: Built
     return probe(opened, shlex.join(built.recipe.test_cmd))
 
 
-def probe_peer(kind: str, python: str, built: list[BuiltTask], bwrap: str) -> list[dict[str, Any]]:
+def probe_peer(kind: str, python: str, built: list[BuiltTask], programs: dict[str, str]) -> list[dict[str, Any]]:
     fields = {one.record.instance_id: _fields(place_of(one)) for one in built}
     said = subprocess.run(
         [python, "-m", "bench.peer_probes"],
-        input=json.dumps({"kind": kind, "bwrap": bwrap, "places": fields}),
+        input=json.dumps({"kind": kind, "programs": programs, "places": fields}),
         env={**os.environ, **SECRET, "MSWEA_SILENT_STARTUP": "1"},
         capture_output=True,
         text=True,
@@ -179,7 +179,8 @@ def measure(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
         with asyncio.Runner() as runner, tempfile.TemporaryDirectory() as folder:
             for kind, name in ENVIRONMENTS.items():
                 if kind in parts and kind in PEERS:
-                    found = probe_peer(kind, args.mini, built, str(bwrap_path()))
+                    programs = {"bwrap": str(bwrap_path()), "engine": args.engine, "image": args.image}
+                    found = probe_peer(kind, args.mini, built, programs)
                     rows["environments"][name] = {row.pop("task"): row for row in found}
                 elif kind in parts:
                     own = {one.record.instance_id: probe_pearl(runner, backend, one) for one in built}
@@ -222,6 +223,8 @@ def main() -> None:
     parser.add_argument("tasks")
     parser.add_argument("--mini", required=True, help="an interpreter that has mini-swe-agent")
     parser.add_argument("--official", required=True, help="an interpreter that has swebench")
+    parser.add_argument("--engine", default="docker", help="of mini-swe-agent's container environment")
+    parser.add_argument("--image", default="debian", help="for it; the repository and its environment are mounted")
     parser.add_argument("--only", action="append")
     parser.add_argument("--part", action="append", choices=(*ENVIRONMENTS, GRADING))
     parser.add_argument("--json", type=Path)

@@ -148,21 +148,37 @@ def _kill_all(argument: str) -> int:
     return killed
 
 
-def open_peer(kind: str, place: Place, bwrap: str) -> Opened:
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """What peers run commands with: bubblewrap's path, a container engine and an image with bash and coreutils."""
+
+    bwrap: str
+    engine: str
+    image: str
+
+
+def open_peer(kind: str, place: Place, programs: Programs) -> Opened:
     """An environment of mini-swe-agent's with a copy of the repository, as its users prepare it."""
     start = time.perf_counter()
     environment: Any
     if kind == "docker":
         from minisweagent.environments.docker import DockerEnvironment  # type: ignore[import-not-found]
 
-        environment = DockerEnvironment(image=f"swebench/{Path(place.tree).name}")
         tree = Path("/testbed")
+        volumes = [f"{place.tree}:{tree}:O", *(f"{here}:{inside}:ro" for here, inside in place.binds)]
+        environment = DockerEnvironment(
+            executable=programs.engine,
+            image=programs.image,
+            cwd=str(tree),
+            env=_variables(place, tree),
+            run_args=["--rm", *(word for volume in volumes for word in ("-v", volume))],
+        )
     elif kind == "bubblewrap":
         from minisweagent.environments.extra.bubblewrap import BubblewrapEnvironment, BubblewrapEnvironmentConfig  # type: ignore[import-not-found]
 
         default = BubblewrapEnvironmentConfig().wrapper_args
         extra = [word for here, inside in place.binds for word in ("--ro-bind", here, inside)]
-        environment = BubblewrapEnvironment(executable=bwrap, wrapper_args=[*default, *extra])
+        environment = BubblewrapEnvironment(executable=programs.bwrap, wrapper_args=[*default, *extra])
         tree = environment.working_dir
         environment.config.env = _variables(place, tree)
     else:
@@ -188,12 +204,12 @@ def _variables(place: Place, tree: Path) -> dict[str, str]:
 
 
 def main() -> None:
-    """Standard input: kind, bwrap, places by task. Standard output: what was found, a task a line."""
+    """Standard input: kind, programs, places by task. Standard output: what was found, a task a line."""
     given = json.load(sys.stdin)
     for task, fields in given["places"].items():
         place = Place(**{**fields, "binds": tuple(map(tuple, fields["binds"])), "path": tuple(fields["path"])})
         try:
-            found = probe(partial(open_peer, given["kind"], place, given["bwrap"]), place.test_command)
+            found = probe(partial(open_peer, given["kind"], place, Programs(**given["programs"])), place.test_command)
         except Exception as error:  # an environment that cannot be opened here is a row, too
             said = str(getattr(error, "stderr", None) or error)
             found = {"not run": said.strip().splitlines()[0][:200]}
