@@ -54,7 +54,7 @@ def paper(
         console.print("time is over; the same command goes on from here", highlight=False)
         raise typer.Exit(1)
     result = studies.result()
-    write(result, out)
+    write(studies, result, out)
     drawn = find_spec("matplotlib") is not None
     if drawn:
         figures.draw(studies, result, out)

@@ -15,11 +15,12 @@ from pearl.paper.end_to_end import EndToEnd
 from pearl.paper.fixed_gpus import Ablation, Sensitivity
 from pearl.paper.layouts import Motivation, Pairs, Ratios
 from pearl.paper.plan import Plan
-from pearl.paper.report import aims, summary
+from pearl.paper.report import aims, markdown, summary
 from pearl.paper.runner import Kept, play_all
 
 KEPT = "jobs.jsonl"
 RESULT = "paper.json"
+TABLE = "table.md"
 
 
 @dataclass
@@ -74,8 +75,9 @@ class Studies:
         }
 
 
-def write(result: dict[str, Any], folder: Path) -> None:
+def write(studies: Studies, result: dict[str, Any], folder: Path) -> None:
     (folder / RESULT).write_text(json.dumps(result, indent=1) + "\n")
+    (folder / TABLE).write_text(markdown(studies.cells()))
 
 
 def deadline(limit_s: float | None) -> float:
