@@ -50,7 +50,7 @@ def find_python(version: str, user: SandboxUser, store: Store) -> Python:
         return Python(version, candidate, ((str(copy), str(prefix)),), ())
     raise PythonUnavailable(
         f"no Python {version} with venv on this machine (looked in pyenv's and uv's directories and on PATH); "
-        f"`uv python install {version}` gets one"
+        f"`pyenv install {version}` gets one"
     )
 
 
