@@ -196,7 +196,7 @@ def main() -> None:
         outcome.pop("summary")
     if args.out:
         runs = json.loads(args.out.read_text())["runs"] if args.out.exists() else []
-        runs.append({"seed": args.seed, "config": " ".join([str(args.config), *args.overrides]), "outcomes": outcomes})
+        runs.append({"seed": args.seed, "config": str(args.config), "options": sys.argv[1:], "outcomes": outcomes})
         args.out.write_text(json.dumps({"totals": totals(runs), "runs": runs}, indent=1) + "\n")
     if args.json:
         print(json.dumps({"seed": args.seed, "outcomes": outcomes}))
