@@ -178,6 +178,7 @@ def measure(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
         built = [builder.build(record) for record in chosen]
         with asyncio.Runner() as runner, tempfile.TemporaryDirectory() as folder:
             for kind, name in ENVIRONMENTS.items():
+                name += f" ({args.engine})" if kind == "docker" else ""
                 if kind in parts and kind in PEERS:
                     programs = {"bwrap": str(bwrap_path()), "engine": args.engine, "image": args.image}
                     found = probe_peer(kind, args.mini, built, programs)
@@ -210,6 +211,7 @@ def joined(before: dict[str, Any], rows: dict[str, dict[str, Any]]) -> dict[str,
     for part, by_name in before.get("rows", {}).items():
         for name, tasks in by_name.items():
             rows[part][name] = {**tasks, **rows[part].get(name, {})}
+        rows[part] = dict(sorted(rows[part].items(), key=lambda found: (found[0] != "pearl", found[0])))
     return {
         "environments": {name: together(list(found.values())) for name, found in rows["environments"].items()},
         "grading": {name: verdicts(found) for name, found in rows["grading"].items()},
