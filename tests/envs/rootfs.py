@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 PROGRAMS = """
-    bash sh true cat ls env mkdir dirname rm mv cp ln touch chmod sleep seq tr cut wc tail head stat truncate timeout nohup
-    setsid id grep sed find mknod mkfifo unshare mount nsenter chroot su dmesg chattr setfattr yes python3 git
+    bash sh cat ls env mkdir dirname rm mv cp ln touch chmod sleep seq tr cut wc tail head stat truncate timeout nohup
+    true setsid id grep sed find mknod mkfifo unshare mount nsenter chroot su dmesg chattr setfattr yes python3 git
 """
 FOLDERS = ("tmp", "proc", "sys", "dev", "run", "etc", "root", "var/tmp")
 PASSWD = b"root:x:0:0::/root:/bin/bash\nagent:x:1000:1000::/tmp:/bin/bash\n"
