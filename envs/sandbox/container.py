@@ -27,6 +27,8 @@ RUNNER = (
 )
 """The first process: reads what to print when it begins, and a script; the rest of its input is the script's."""
 DELETE_S = 60.0
+UNKNOWN_BYTES = 1 << 62
+"""Of a tree that is too deep to be walked: nobody knows what it hides."""
 FIRST_POLL, DISK_EVERY = 5, 20
 """The engine is asked for the size of the layer at these polls: a start of its client costs 50 ms of a core."""
 
@@ -97,9 +99,12 @@ class ContainerSandbox(SerialSandbox):
 
     async def _state(self) -> State:
         template = "{{.State.Pid}} {{.State.Running}} {{.State.ExitCode}} {{.State.OOMKilled}} {{.SizeRw}}"
-        said = (await self._engine.call("container", "inspect", "--size", "--format", template, self._name)).split()
-        size = int(said[4]) if said[4].lstrip("-").isdigit() else 0
-        return State(int(said[0]), said[1] == "true", int(said[2]), said[3] == "true", size)
+        said = await self._engine.call("container", "inspect", "--size", "--format", template, self._name)
+        *logged, line = said.splitlines()
+        pid, running, exit_code, out_of_memory, size = line.split()
+        known = size.isdigit() and not any("level=error" in one for one in logged)
+        layer_bytes = int(size) if known else UNKNOWN_BYTES
+        return State(int(pid), running == "true", int(exit_code), out_of_memory == "true", layer_bytes)
 
     def _is_over(self, state: State) -> bool:
         return state.layer_bytes > self._limits.disk_mb * MB

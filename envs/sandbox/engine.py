@@ -89,7 +89,7 @@ class Engine:
         for one in ids:
             try:
                 template = f'{{{{index .Config.Labels "{label}"}}}}'
-                found[one] = await self.call(kind, "inspect", "--format", template, one)
+                found[one] = (await self.call(kind, "inspect", "--format", template, one)).splitlines()[-1]
             except InfrastructureError:
                 continue  # gone meanwhile
         return found

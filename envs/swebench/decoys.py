@@ -77,27 +77,29 @@ def make_decoy(
             chosen.setdefault(place, []).extend(found[place])
     made = {}
     for path in {path for path, _ in chosen}:
-        edits = [_turn_round(node, draw) for at, key in chosen if at == path for node in index[path][key]]
-        made[path] = _apply(sources[path], edits)
+        nodes = {id(node): node for at, key in chosen if at == path for node in index[path][key]}
+        made[path] = _apply(sources[path], [_turn_round(node, draw) for node in nodes.values()])
     return Decoy(made, frozenset(name for names in chosen.values() for name in names))
 
 
 def places(name: str, index: Mapping[str, Mapping[str, object]]) -> list[tuple[str, str]]:
-    """Where a test is defined, as (path, "Class.function" or "function"): one place, or none that is sure."""
+    """Where a test is defined, as (path, "Class.function", "function" or docstring): one place, or none is sure."""
     if match := re.match(r"(\w+) \(((?:\w+\.)+)(\w+)\)", name):  # unittest: test_a (module.Class)
         suffix, key = match[2].rstrip(".").replace(".", "/") + ".py", f"{match[3]}.{match[1]}"
     elif "::" in name:
         suffix, *parts = name.partition("[")[0].split("::")
         key = ".".join(parts[-2:])
-    else:  # sympy: test_a, or path.py:test_a
-        path, _, function = name.rpartition(":")
-        suffix, key = path, function
+    elif match := re.match(r"(\S+\.py):(\w+)$", name):  # sympy
+        suffix, key = match[1], match[2]
+    else:  # sympy's test_a, or the docstring that unittest prints
+        suffix, key = "", name
     found = [path for path in index if f"/{path}".endswith(f"/{suffix}" if suffix else "") and key in index[path]]
     return [(found[0], key)] if len(found) == 1 else []
 
 
 def _functions(text: str) -> Iterator[tuple[str, list[_Function]]]:
-    """Test functions and methods; all definitions of one name together. Nothing of a file that does not parse here."""
+    """Test functions and methods by name, and by the first line of their docstring; all definitions of one name
+    together. Nothing of a file that does not parse here."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
@@ -108,6 +110,8 @@ def _functions(text: str) -> Iterator[tuple[str, list[_Function]]]:
             for inner in node.body:
                 if isinstance(inner, _Function):
                     found.setdefault(f"{node.name}.{inner.name}", []).append(inner)
+                    if text_of := ast.get_docstring(inner):
+                        found.setdefault(text_of.splitlines()[0].strip(), []).append(inner)
         elif isinstance(node, _Function):
             found.setdefault(node.name, []).append(node)
     for key, nodes in found.items():

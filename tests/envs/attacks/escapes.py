@@ -78,11 +78,12 @@ END
     Cheat(
         "namespaces and mounts",
         """
-        unshare -Urm id && echo reached; mount -t tmpfs x /tmp && echo reached; mount -o remount,rw / && echo reached
-        mknod disk b 254 0 && head -c 100 disk && echo reached; nsenter -t 1 -m id && echo reached
+        disk() { mknod disk b 254 0 && head -c 100 disk && echo reached; cat $SENTINEL; }
+        disk; unshare -Urm bash -c "$(declare -f disk); SENTINEL=$SENTINEL disk"
+        mount -t tmpfs x /tmp && echo reached; mount -o remount,rw / && echo reached; nsenter -t 1 -m id && echo reached
         echo done
         """,
-        unseen=("reached",),
+        unseen=("reached", SENTINEL),
         seen=("done",),
     ),
     Cheat(

@@ -7,12 +7,13 @@ import pytest
 from envs.errors import InfrastructureError
 from envs.sandbox.backend import BubblewrapBackend
 from envs.sandbox.protocol import Entry
+from envs.swebench import grade as grade_module
 from envs.swebench.builder import Builder, BuiltTask
-from envs.swebench.grade import grade, grade_changes
+from envs.swebench.grade import grade, grade_changes, unexpected_failures
 from envs.swebench.parsers import Status
 from envs.swebench.trial import Trial, admit, run_tests
 from envs.swebench.validate import validate
-from tests.envs.swebench.conftest import FAILING, MORE, PASSING, RIGHT, TESTS, WRONG, diff, record
+from tests.envs.swebench.conftest import FAILING, MORE, PASSING, RIGHT, WRONG, diff, record
 
 GOLD = {"src/sums.py": Entry("file", RIGHT.encode())}
 
@@ -61,34 +62,38 @@ async def test_an_agents_work_is_read_from_its_sandbox(built: BuiltTask, roomy: 
     assert await score(built, roomy, changes) == 1.0
 
 
-CHEATS = {
-    "edited tests": {"tests/test_sums.py": Entry("file", TESTS.encode())},
-    "deleted tests": {"tests/test_sums.py": Entry("missing")},
-    "a file where the tests were": {"tests": Entry("file", b"")},
-    "the test file is a directory": {"tests/test_sums.py/x": Entry("file", b"")},
-    "early exit": {"src/sums.py": Entry("file", b"import os\nos._exit(0)\n")},
-    "early exit with 1": {"src/sums.py": Entry("file", b"import os\nos._exit(1)\n")},
-    "forged lines": {
-        "src/sums.py": Entry(
-            "file", f"print('PASSED {FAILING}\\nPASSED {PASSING}', flush=True)\nimport os\nos._exit(1)\n".encode()
-        )
-    },
-    "forged lines after all": {
-        "src/sums.py": Entry("file", f"import atexit\natexit.register(print, 'PASSED {FAILING}')\n{WRONG}".encode())
-    },
-    "all equals all": {
-        "src/sums.py": Entry("file", b"class A(int):\n    __eq__ = lambda *_: True\ndouble = triple = lambda n: A()\n")
-    },
-    "sitecustomize": {"src/sitecustomize.py": Entry("file", b"import os\nos._exit(0)\n")},
-    "path file": {"src/a.pth": Entry("file", b"import os; os._exit(0)\n")},
-    "hangs": {"src/sums.py": Entry("file", b"import time\ntime.sleep(600)\n")},
-}
+HANGS = {"src/sums.py": Entry("file", b"import time\ntime.sleep(600)\n")}
+SAME = (
+    b"class Same(int):\n    __eq__ = lambda *_: True\n    __hash__ = int.__hash__\n"
+    b"double = triple = lambda n: Same(n)\n"
+)
 
 
-@pytest.mark.parametrize("name", sorted(set(CHEATS) - {"all equals all"}))
-async def test_cheats_do_not_resolve(built: BuiltTask, roomy: BubblewrapBackend, name: str) -> None:
-    graded = await grade_changes(built, roomy, CHEATS[name], reward="fraction", test_s=5.0, attempts=1, timeout_s=60.0)
-    assert graded.reward == 0.0
+async def test_a_log_that_earns_a_reward_is_not_believed_at_once(built: BuiltTask, roomy: BubblewrapBackend) -> None:
+    """More cheats: tests/envs/attacks."""
+    changes = {"src/sums.py": Entry("file", SAME)}
+    trial = await run_tests(built, roomy, changes, 30.0)
+    assert grade(built.record, trial, "resolved").reward == 1.0
+    graded = await grade_changes(built, roomy, changes, reward="resolved", test_s=30.0, attempts=1, timeout_s=60.0)
+    assert graded.reward == 0.0 and graded.detail["doubted"] == 1.0
+
+
+async def test_without_a_test_that_can_be_turned_round_the_score_says_so(
+    built: BuiltTask, roomy: BubblewrapBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grade_module, "_test_sources", lambda _: {})
+    graded = await grade_changes(built, roomy, GOLD, reward="resolved", test_s=30.0, attempts=1, timeout_s=60.0)
+    assert graded.reward == 1.0 and graded.detail["unproven"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("source", "doubted"),
+    [("def test_double(): pass", True), ("@pytest.mark.xfail\ndef test_other(): pass", False)],
+)
+def test_only_tests_may_expect_failures(tmp_path: Path, source: str, doubted: bool) -> None:
+    statuses = {FAILING: Status.XFAIL, PASSING: Status.PASSED}
+    assert bool(unexpected_failures(record(tmp_path), statuses, {"tests/test_sums.py": source})) == doubted
+    assert not unexpected_failures(record(tmp_path), {**statuses, FAILING: Status.PASSED}, {"a.py": source})
 
 
 async def test_a_test_framework_that_lets_all_pass_is_noticed(built: BuiltTask, roomy: BubblewrapBackend) -> None:
@@ -148,7 +153,7 @@ async def test_a_deadline_of_the_caller_that_is_too_short_is_no_reward(
     built: BuiltTask, roomy: BubblewrapBackend
 ) -> None:
     with pytest.raises(InfrastructureError, match=r"deadlines\.score_s"):
-        await grade_changes(built, roomy, CHEATS["hangs"], reward="resolved", test_s=300.0, attempts=1, timeout_s=2.0)
+        await grade_changes(built, roomy, HANGS, reward="resolved", test_s=300.0, attempts=1, timeout_s=2.0)
 
 
 async def test_validation_derives_the_lists(builder: Builder, roomy: BubblewrapBackend, source: Path) -> None:
@@ -205,3 +210,10 @@ async def test_a_copy_of_the_fix_is_found(
     made = record(leaky, instance_id="leaky", test_patch="")
     found = await validate(made, builder, roomy, runs=1, test_s=30.0)
     assert not found.valid and found.reason.startswith("leak: ") and "build/src/sums.py" in found.reason
+
+
+def test_what_would_stand_in_for_installed_modules_is_known(built: BuiltTask) -> None:
+    guard = built.guard
+    assert guard.drops("src/json.py", new=True) and guard.drops("random.py", new=True)
+    assert guard.drops("tools/run.py", new=False), "the test command names it"
+    assert not guard.drops("src/sums.py", new=False) and not guard.drops("src/other.py", new=True)

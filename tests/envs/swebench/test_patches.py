@@ -105,3 +105,11 @@ def test_new_modules_cannot_stand_in_for_the_test_framework(path: str) -> None:
 
 def test_a_test_at_the_top_does_not_protect_the_whole_repository() -> None:
     assert not Guard.of(["test_top.py"], own=()).drops("module.py", new=True)
+
+
+def test_new_modules_cannot_stand_in_for_what_is_installed() -> None:
+    guard = Guard.of([], own=["src/json.py"], stand_ins=["src/json", "src/typing", "attr"])
+    assert guard.drops("src/typing.py", new=True) and guard.drops("src/typing/deep/a.py", new=True)
+    assert guard.drops("attr/__init__.py", new=True)
+    assert not guard.drops("src/json.py", new=True)
+    assert not guard.drops("src/package/typing.py", new=True) and not guard.drops("src/types.py", new=True)
