@@ -14,6 +14,7 @@ from shutil import copy
 
 import pytest
 
+from envs.sandbox.containers import ContainerBackend
 from envs.sandbox.protocol import CommandResult, Entry, SandboxBackend, SandboxOverLimit
 from envs.swebench.builder import BuiltTask
 from envs.swebench.grade import grade_changes
@@ -103,7 +104,7 @@ async def attack(cheat: Cheat, built: BuiltTask, backend: SandboxBackend, host: 
         assert not cheat.heals
     else:
         assert await score(built, backend, changes) == 0.0
-        if cheat.heals:
+        if cheat.heals and (cheat.command or not isinstance(backend, ContainerBackend)):  # files are graded alike
             assert await score(built, backend, {**changes, **GOLD}) == 1.0
     await sandbox.close()
     assert processes_with(MARK) == []
