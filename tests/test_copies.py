@@ -199,5 +199,8 @@ def test_a_retired_version_is_forgotten() -> None:
     fan.sources(3, "a")
     fan.sources(4, "b")
     assert fan.hosts == {"a", "b"}
+    assert fan.newest == 4
     fan.retire(3)
     assert fan.hosts == {"b"} and fan.sources(4, "c")[0] == "b"
+    fan.retire(4)
+    assert fan.newest is None and not fan.hosts

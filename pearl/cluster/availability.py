@@ -53,6 +53,7 @@ class AvailabilityFollower:
         The slots that leave are drawn from `seed`.
         """
         self.adapter, self.scale = adapter, scale
+        self._began: float | None = None
         cluster = make_cluster(
             training_gpus=0,
             reserved_gpus=0,
@@ -66,13 +67,33 @@ class AvailabilityFollower:
         if notice_s is not None:
             adapter.grace(notice_s * scale)
 
-    async def run(self) -> None:
-        """Until the trace's last change is done."""
+    async def run(self, from_s: float = 0.0) -> None:
+        """From `from_s` of the trace on, with the slots that are there then, until its last change is done."""
         loop = asyncio.get_running_loop()
-        began = loop.time()
-        for seconds, change in self.changes:
-            await asyncio.sleep(began + seconds * self.scale - loop.time())
+        self._began = loop.time() - from_s * self.scale
+        for change in self._standing(from_s):
             await self.apply(change)
+        for seconds, change in self.changes:
+            if seconds > from_s or not from_s:
+                await asyncio.sleep(self._began + seconds * self.scale - loop.time())
+                await self.apply(change)
+
+    @property
+    def seconds(self) -> float:
+        """Of the trace, up to now."""
+        return 0.0 if self._began is None else (asyncio.get_running_loop().time() - self._began) / self.scale
+
+    def _standing(self, at_s: float) -> list[Event]:
+        """Slots that joined up to `at_s` and neither went nor were told to."""
+        here: dict[str, Event] = {}
+        for seconds, change in self.changes:
+            if not at_s or seconds > at_s:
+                break
+            if isinstance(change, SlotJoined):
+                here[change.slot.name] = change
+            elif isinstance(change, SlotNotice | SlotLost):
+                here.pop(change.worker, None)
+        return list(here.values())
 
     async def apply(self, change: Event) -> None:
         """Do to the worker what one of `changes` says; its lives are the adapter's to count, as it may crash."""

@@ -43,12 +43,13 @@ class LocalAdapter:
     ) -> None:
         """`bindings` are all slots there can be; `start_s` as `deadlines.worker_start_s`.
 
-        `offered` False: preemptible slots cannot be had until they are offered.
+        `offered` False: preemptible slots cannot be had until somebody offers them; else each request may have them.
         """
         self.cluster, self.on_event, self.start_s = cluster, on_event, start_s
         self.bindings = {binding.slot: binding for binding in bindings}
         self.plan: dict[Zone, int] = {}
         self.requested: dict[str, Request] = {}
+        self._always = offered
         self._shapes: dict[Zone, SlotShape] = {}
         self._observed: dict[str, ObservedSlot] = {}
         self._offered = {b.slot for b in bindings if offered or b.zone != Zone.PREEMPTIBLE}
@@ -68,7 +69,7 @@ class LocalAdapter:
             reason = f"this machine has {len(fitting)} {zone} slots of {shape.gpus} GPUs{other}"
             self.on_event(RequestFailed(zone, n - len(fitting), shape, reason))
         self.plan[zone], self._shapes[zone] = min(n, len(fitting)), shape
-        self._offered |= set(slots) if zone != Zone.PREEMPTIBLE else set()
+        self._offered |= set(slots) if self._always or zone != Zone.PREEMPTIBLE else set()
         self._reconcile(zone)
 
     async def release(self, workers: Iterable[str]) -> None:

@@ -78,10 +78,10 @@ async def serve(scheduler: str, slot: str, incarnation: int, zone: str, host: st
         finished = asyncio.ensure_future(worker.finished())
         asked = asyncio.ensure_future(ending.wait())
         await asyncio.wait({finished, asked}, return_when=asyncio.FIRST_COMPLETED)
+        copies.close()  # who hears of the departure may kill this process at once
         if ending.why:
             with contextlib.suppress(OSError):
                 await worker.scheduler.pearl_leaving(address=worker.address, reason="closed", detail=ending.why)
-    copies.close()
 
 
 def main() -> None:

@@ -34,6 +34,8 @@ class Replay:
     cursor: int = 0
     quarantined: set[int] = field(default_factory=set)
     group_size: int = 0
+    trace_s: float = 0.0
+    """How far the availability trace had been played."""
 
     def read(self, records: Iterable[Mapping[str, Any]]) -> Replay:
         for record in records:
@@ -90,6 +92,9 @@ class Replay:
         return max(self.step_of, default=-1)
 
     # --- records ----------------------------------------------------------------------------------
+
+    def _trace(self, r: Mapping[str, Any]) -> None:
+        self.trace_s = r["seconds"]
 
     def _draw(self, r: Mapping[str, Any]) -> None:
         members = [Member(SampleId(r["group"], i)) for i in range(r["members"])]

@@ -82,6 +82,8 @@ class Driver:
         """Trained since the newest checkpoint, by step: a rollback trains them again."""
         self.first = (0, 0)
         """(step, version) that the trainer starts at."""
+        self._trace_s = 0.0
+        """Where an availability trace goes on."""
         if resume is not None:
             self._restore(resume)
         self.cluster = LocalCluster(
@@ -117,6 +119,7 @@ class Driver:
         self.finished = {m.finished: tokens.finished[m.finished] for m in members if m.finished and not m.ended}
         self.live = {attempt.id: tokens.live[attempt.id] for attempt in self.pipeline.suspended}
         self.first = (resume.step, resume.replay.newest_version + 1)
+        self._trace_s = resume.replay.trace_s
         self.journal.write("rollback", step=resume.step)
 
     async def run(self) -> ev.FinishRun:
@@ -179,11 +182,15 @@ class Driver:
                     ids = [m.finished for group in groups for m in group.finished if m.finished]
                     self._kept[event.step] = [self.finished[t] for t in ids]
             case ev.TrainerReady():
-                self.slots.trainer_ready()
+                self.slots.trainer_ready(self._trace_s)
                 self.journal.write("published", version=event.version, step=event.step)
             case ev.SnapshotPublished():
                 self.journal.write("published", version=event.version, step=self.pipeline.steps_done)
+            case ev.SlotJoined() | ev.SlotNotice() | ev.SlotLost() if self.slots.follower is not None:
+                self.journal.write("trace", seconds=self.slots.follower.seconds)
             case ev.CheckpointWritten():
+                if self.slots.follower is not None:
+                    self.journal.write("trace", seconds=self.slots.follower.seconds)
                 self.journal.write("checkpoint", step=event.step)
                 self.journal.sync()
                 self._kept = {step: kept for step, kept in self._kept.items() if step > event.step}
@@ -321,15 +328,17 @@ class Driver:
         limit = self.config.deadlines.shutdown_s
         try:
             if finish_writing:
-                with contextlib.suppress(TimeoutError):
+                try:
                     await self.trainer.idle(self.config.deadlines.checkpoint_s)
+                except TimeoutError as error:
+                    self._tell("notice", f"the last checkpoint may be missing: {error} (deadlines.checkpoint_s)")
             for task in list(self._tasks):
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
             for timer in self._timers:
                 timer.cancel()
             # A rank in the middle of a step would answer only behind it; its process is killed next, which is safe.
-            stops = [self.rollout.stop(limit), self.environments.stop(limit)]
+            stops = [self.rollout.stop(limit), self.environments.stop(limit), self.rollout.snapshots.close()]
             stops += [self.trainer.stop(limit)] if finish_writing else []
             await asyncio.gather(*stops, return_exceptions=True)
             with contextlib.suppress(TimeoutError):

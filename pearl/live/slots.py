@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -18,8 +19,10 @@ from pearl.core.layout import Zone
 from pearl.live.waits import WaitTable
 from pearl.sim.availability import Availability, read
 
-ASK_AGAIN_S = 5.0
-"""After a slot was lost or could not be started, before it is asked for again."""
+ASK_AGAIN_S, ASK_AGAIN_MOST_S = 5.0, 300.0
+"""After a slot was lost or could not be had, before it is asked for again: twice as long each time, up to a limit."""
+FORGET_S = 600.0
+"""What was lost longer ago than this makes nobody wait."""
 
 
 def availability(config: RunConfig) -> Availability | None:
@@ -56,8 +59,8 @@ class PreemptibleSlots:
             )
         self._following: asyncio.Task[None] | None = None
         self._again: asyncio.TimerHandle | None = None
-        self._failures = 0
-        """Losses and failed starts since a slot last joined."""
+        self._losses: deque[float] = deque()
+        """When slots were lost or could not be had, in the last FORGET_S (monotonic s)."""
         self._closing = False
 
     async def connect(self) -> None:
@@ -65,15 +68,17 @@ class PreemptibleSlots:
             await self.adapter.connect()
             await self._ask()
 
-    def trainer_ready(self) -> None:
-        """The trace begins, once."""
+    def trainer_ready(self, from_s: float) -> None:
+        """The trace begins, once, where an interrupted run had left it."""
         if self.follower is not None and self._following is None:
-            self._following = asyncio.create_task(self.follower.run())
+            self._following = asyncio.create_task(self.follower.run(from_s))
             self._following.add_done_callback(self._followed)
 
     async def release(self, i: ev.ReleaseSlot) -> None:
         here = self.adapter.observed().get(i.worker)
         if here is not None and here.life == i.life:
+            if here.seconds_left is None and self.follower is None:
+                self.count -= 1  # nobody takes it from us: it is not wanted
             await self.adapter.release([i.worker])
 
     async def close(self, timeout_s: float) -> None:
@@ -91,12 +96,18 @@ class PreemptibleSlots:
         if isinstance(event, ev.SlotLost):
             self.lost(event.worker, event.life, event.reason)
         self.post(event)
-        if isinstance(event, ev.SlotJoined):
-            self._failures = 0
-        elif isinstance(event, ev.SlotLost | RequestFailed):
-            self._failures += 1
-            if self._again is None and self._failures <= self.config.pipeline.worker_restarts:
-                self._again = asyncio.get_running_loop().call_later(ASK_AGAIN_S, self._asks_again)
+        if isinstance(event, ev.SlotLost | RequestFailed):
+            loop = asyncio.get_running_loop()
+            back_off_s = self._lost_at(loop.time())
+            if self._again is None:
+                self._again = loop.call_later(back_off_s, self._asks_again)
+
+    def _lost_at(self, now: float) -> float:
+        """Seconds to wait after this loss."""
+        self._losses.append(now)
+        while self._losses[0] < now - FORGET_S:
+            self._losses.popleft()
+        return min(ASK_AGAIN_MOST_S, ASK_AGAIN_S * 2.0 ** (len(self._losses) - 1))
 
     def _asks_again(self) -> None:
         self._again = None

@@ -84,6 +84,11 @@ class HostSnapshots:
         self.fan.retire(version)
         await asyncio.gather(*(self._retire(host, version) for host in hosts))
 
+    async def close(self) -> None:
+        """Remove all copies: the workers, which would do it, are killed next."""
+        if (newest := self.fan.newest) is not None:
+            await self.retire(newest)
+
     async def _retire(self, host: str, version: int) -> None:
         for source in self._slots_of(host)[:1]:
             with contextlib.suppress(OSError, TimeoutError):

@@ -43,6 +43,11 @@ class FanOut:
             self._whole.pop(old, None)
 
     @property
+    def newest(self) -> int | None:
+        """The newest version that a host asked for and that is not retired."""
+        return max(self._chains, default=None)
+
+    @property
     def hosts(self) -> set[str]:
         """That may have copies."""
         return {host for chain in self._chains.values() for host in chain} - {self.origin}

@@ -174,6 +174,21 @@ async def test_a_slot_under_notice_that_is_given_back_is_replaced_by_another_tha
         assert not setup.adapter.requested and setup.events.empty()
 
 
+async def test_a_slot_that_left_on_notice_can_be_asked_for_again(tmp_path: Path) -> None:
+    """Where nobody plays the cloud: at once it is not replaced, the next request may have it."""
+    async with Setup(tmp_path / "workers", [Binding("preemptible-0", "preemptible", (), 1)], offered=True) as setup:
+        setup.adapter.grace(1000)
+        await setup.adapter.request(Zone.PREEMPTIBLE, 1, CPU)
+        await setup.event(SlotJoined)
+        setup.adapter.warn("preemptible-0")
+        await setup.event(SlotNotice)
+        await setup.adapter.release(["preemptible-0"])
+        await setup.event(SlotLost)
+        assert not setup.adapter.requested
+        await setup.adapter.request(Zone.PREEMPTIBLE, 1, CPU)
+        assert (await setup.event(SlotJoined)).life == 2
+
+
 async def test_connecting_twice_tells_nothing_twice(setup: Setup) -> None:
     await setup.adapter.connect()
     setup.adapter.offer("preemptible-0")
@@ -224,28 +239,54 @@ async def test_slots_come_get_notice_and_go_as_the_trace_says(tmp_path: Path) ->
     ]
 
 
+async def test_a_trace_goes_on_in_the_middle_with_the_slots_that_are_there_then() -> None:
+    """Four slots join; one is gone, one has its notice, one leaves later, and one more comes."""
+    recorder = Recorder()
+    availability = [(0.0, 4), (100.0, 3), (200.0, 2), (300.0, 1), (320.0, 2)]
+    follower = AvailabilityFollower(recorder, availability, 1, notice_s=30, scale=0.001, seed=0)  # type: ignore[arg-type]
+    whole = [(type(change).__name__, seconds) for seconds, change in follower.changes]
+    assert [kind for kind, seconds in whole if seconds <= 180] == ["SlotJoined"] * 4 + [
+        "SlotNotice", "SlotLost", "SlotNotice",
+    ]  # fmt: skip
+    gone = {change.worker for seconds, change in follower.changes if seconds <= 180 and isinstance(change, SlotNotice)}
+    run = asyncio.create_task(follower.run(180.0))
+    await asyncio.sleep(0)
+    assert follower.seconds == pytest.approx(180, abs=10)
+    await run
+    assert follower.seconds >= 320
+    offered = [slot for kind, slot, _ in recorder.did[:2] if kind == "joined"]
+    assert len(offered) == 2 and not gone & set(offered)
+    assert [kind for kind, _, _ in recorder.did[2:]] == ["lost", "notice", "lost", "joined"]
+    assert recorder.did[2][1] in gone, "it is taken at its time, though it was not offered again"
+
+
+class Recorder:
+    """An adapter that notes what it is told to do."""
+
+    def __init__(self) -> None:
+        self.did: list[tuple[str, str, float]] = []
+        self.began = asyncio.get_running_loop().time()
+
+    def _note(self, kind: str, slot: str) -> None:
+        self.did.append((kind, slot, asyncio.get_running_loop().time() - self.began))
+
+    def grace(self, seconds: float) -> None:
+        self.grace_s = seconds
+
+    def offer(self, slot: str) -> None:
+        self._note("joined", slot)
+
+    def warn(self, slot: str) -> None:
+        self._note("notice", slot)
+
+    async def take(self, slot: str) -> None:
+        self._note("lost", slot)
+
+
 async def test_the_follower_keeps_the_order_and_the_scale_of_the_trace() -> None:
-    class Recorder:
-        def __init__(self) -> None:
-            self.did: list[tuple[str, str, float]] = []
-
-        def grace(self, seconds: float) -> None:
-            self.grace_s = seconds
-
-        def offer(self, slot: str) -> None:
-            self.did.append(("joined", slot, loop.time() - began))
-
-        def warn(self, slot: str) -> None:
-            self.did.append(("notice", slot, loop.time() - began))
-
-        async def take(self, slot: str) -> None:
-            self.did.append(("lost", slot, loop.time() - began))
-
-    loop = asyncio.get_running_loop()
     recorder = Recorder()
     availability = [(0.0, 2), (100.0, 0), (150.0, 1)]
     follower = AvailabilityFollower(recorder, availability, 1, notice_s=30, scale=0.001, seed=0)  # type: ignore[arg-type]
-    began = loop.time()
     await follower.run()
     assert recorder.grace_s == pytest.approx(0.03)
     assert [kind for kind, _, _ in recorder.did] == ["joined"] * 2 + ["notice"] * 2 + ["lost"] * 2 + ["joined"]

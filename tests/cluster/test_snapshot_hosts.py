@@ -130,3 +130,5 @@ async def test_weights_leave_the_trainers_host_once_for_all_hosts_and_slots(cabl
         found, copies = await bring(2)
         assert 2.0 <= copies < 2 * OVERHEAD, "b turned to the trainer's host"
         assert all(directory.exists() for directory in found)
+        await made.close()
+        assert [directory.exists() for directory in found] == [True, False, False, False]

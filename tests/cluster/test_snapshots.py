@@ -394,7 +394,6 @@ async def test_worker_processes_of_two_hosts_share_one_copy_of_each(tmp_path: Pa
         await cluster.event("left")
         with pytest.raises(ActorLost, match="b-0: weights of version 3: its worker is gone"):
             await bring(b0, trainer)
-        assert await local.workers["b-0"].process.wait() == 0
         assert not Path(max(folders)).parent.exists(), "the last slot of a host has left its copies"
         with pytest.raises(ActorCallFailed, match="did not come to a"):
             await bring(a0, timeout_s=0.1)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.pipeline_turns import NoEngine, NoEnvironment, NoTrainer
+from pearl.weights.snapshot import read_tensors, write_snapshot
 
 __all__ = [
     "BrokenTrainer",
@@ -17,10 +18,13 @@ __all__ = [
     "HangingEngine",
     "HangingOnceEngine",
     "Insomniac",
+    "LastingEnvironment",
     "NoEngine",
     "NoEnvironment",
     "NoTrainer",
     "RaisingEnvironment",
+    "ReadingEngine",
+    "WritingTrainer",
 ]
 
 
@@ -53,6 +57,13 @@ class RaisingEnvironment(NoEnvironment):
 
     async def open(self, trajectory: list[int], *_: Any) -> dict[str, Any]:
         raise ValueError("this task has no files")
+
+
+class LastingEnvironment(NoEnvironment):
+    """Can be opened again where it was."""
+
+    async def reopen(self, *_: Any) -> dict[str, Any]:
+        return {"difference": ""}
 
 
 class ElasticEngine(NoEngine):
@@ -134,3 +145,24 @@ class ElasticTrainer(NoTrainer):
         if self.away:
             raise RuntimeError("its states are away")
         return {}
+
+
+class WritingTrainer(ElasticTrainer):
+    """Its snapshots are there."""
+
+    async def export(self, root: str, version: int) -> dict[str, Any]:
+        import torch
+
+        manifest = write_snapshot(Path(root), version, "shape", [("t", torch.full((100_000,), float(version)))])
+        return {"checksum": manifest.checksum}
+
+
+class ReadingEngine(ElasticEngine):
+    """Reads its snapshot, which must be of that version and undamaged, and notes from where."""
+
+    async def sync(self, directory: str, version: int, timeout_s: float) -> dict[str, Any]:
+        ((_, tensor),) = read_tensors(Path(directory))
+        if tensor[0] != version:
+            raise RuntimeError(f"{directory} is not version {version}")
+        reply = await super().sync(directory, version, timeout_s)
+        return {**reply, "checksum": directory}

@@ -94,6 +94,22 @@ async def test_standing_still_within_a_deadline_names_waiter_and_awaited(tmp_pat
     assert "waited in vain: rollout-0#1.generate did not answer within 3 s" in end.reason
 
 
+async def test_a_last_checkpoint_that_does_not_become_whole_is_told(tmp_path: Path) -> None:
+    run, seen = driver(tmp_path, Willing, checkpoint_s=LIMIT_S)
+    try:
+        end = await run.run()
+        await run.trainer._turn.acquire()  # as one who writes it
+    finally:
+        await run.close(finish_writing=True)
+        run.directory.close()
+    assert not end.failed, end.reason
+    (told,) = [text for text in seen.notices if "checkpoint" in text]
+    assert told == (
+        "the last checkpoint may be missing: driver waited in vain for the trainer's last work: 0.3 s passed "
+        "(deadlines.checkpoint_s)"
+    )
+
+
 async def test_actors_that_do_not_stop_are_killed_at_the_deadline(tmp_path: Path) -> None:
     run, _ = driver(tmp_path, HANGING["stop"], shutdown_s=LIMIT_S)
     processes: list[asyncio.subprocess.Process] = []

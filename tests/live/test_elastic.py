@@ -19,16 +19,19 @@ import pytest
 from rich.console import Console
 
 from bench.chaos import children
-from pearl.cluster.binding import bind
+from pearl.cluster.binding import Binding, bind
+from pearl.cluster.identity import HOST
 from pearl.config import RunConfig
 from pearl.config.load import load_config, make_config
 from pearl.core import events as ev
+from pearl.core.layout import Zone
 from pearl.core.trajectory import trajectory_from_wire
 from pearl.live import slots
 from pearl.live.actors import ActorClasses
 from pearl.live.driver import Driver
-from pearl.live.measured import MemoryMoved
+from pearl.live.measured import MemoryMoved, WeightsCopied
 from pearl.live.preflight import preflight
+from pearl.live.resume import load_resume
 from pearl.live.run_directory import RunDirectory
 from pearl.live.train import train
 from pearl.models import resolve_model
@@ -39,7 +42,9 @@ from tests.live.idle_actors import (
     ElasticTrainer,
     FailingJoiner,
     Insomniac,
-    NoEnvironment,
+    LastingEnvironment,
+    ReadingEngine,
+    WritingTrainer,
 )
 from tests.trainer.ranks import RankProcess
 from tests.trainer.samples import free_port
@@ -92,6 +97,9 @@ async def play(
     folder: Path,
     plot: Callable[[Driver, Entry], bool | None],
     engine: type = ElasticEngine,
+    *,
+    resume: bool = False,
+    trainer: type = ElasticTrainer,
     **elastic: Any,
 ) -> tuple[Story, ElasticCounts]:
     tree = {
@@ -105,9 +113,13 @@ async def play(
     }
     config = make_config(tree, "test")
     (folder / "config.json").write_text(json.dumps(SHAPE))
-    directory, story, counts = RunDirectory.create(config), Story(plot), ElasticCounts(config.elastic.return_deadline_s)
-    classes = ActorClasses(engine, NoEnvironment, ElasticTrainer)
-    driver = Driver(config, folder, 8, bind(config, 0), directory, [counts, story], classes=classes, validate=True)
+    directory = RunDirectory.reopen(config) if resume else RunDirectory.create(config)
+    story, counts = Story(plot), ElasticCounts(config.elastic.return_deadline_s)
+    driver = Driver(
+        config, folder, 8, bind(config, 0), directory, [counts, story], validate=True,
+        classes=ActorClasses(engine, LastingEnvironment, trainer),
+        resume=load_resume(directory) if resume else None,
+    )  # fmt: skip
     story.driver = driver
     try:
         async with asyncio.timeout(LIMIT_S):
@@ -170,6 +182,22 @@ async def test_a_slot_with_notice_is_drained_and_given_back_within_it(tmp_path: 
     after = story.index(lambda e: isinstance(e, ev.SlotNotice))
     assert not any(serves(entry, "preemptible-0") for _, entry in story.entries[after:])
     assert (counts.counts["leaves"], counts.counts["kills"]) == (1, 0)
+
+
+@pytest.mark.usefixtures("asks_again_soon")
+async def test_a_slot_that_left_on_notice_comes_back_in_another_life(tmp_path: Path) -> None:
+    told = False
+
+    def plot(driver: Driver, entry: Entry) -> bool:
+        nonlocal told
+        if serves(entry, "preemptible-0") and not told:
+            told = True
+            driver.cluster.terminate("preemptible-0")
+        return serves(entry, "preemptible-0") and driver.pipeline.fleet.workers["preemptible-0"].life == 2
+
+    story, _ = await play(tmp_path, plot, policy="elastic", preemptible_slots=1)
+    assert [joined.life for joined in story.all(ev.SlotJoined)] == [1, 2]
+    assert [lost.reason for lost in story.all(ev.SlotLost)][:1] == ["given back"]
 
 
 @pytest.mark.usefixtures("asks_again_soon")
@@ -242,6 +270,60 @@ async def test_a_trace_begins_when_the_trainer_is_ready_and_says_how_many_slots_
     )  # fmt: skip
     assert story.index(lambda e: isinstance(e, ev.TrainerReady)) < story.index(lambda e: isinstance(e, ev.SlotJoined))
     assert counts.counts["joins"] == 1
+
+
+async def test_slots_of_another_host_share_one_copy_of_each_version_until_it_is_retired(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The preemptible slots call themselves another host, and have a folder of their own."""
+    named = Binding.environment
+
+    def environment(binding: Binding) -> dict[str, str]:
+        other = {HOST: "another-host"} if binding.zone == Zone.PREEMPTIBLE else {}
+        return {**named(binding), **other}
+
+    monkeypatch.setattr(Binding, "environment", environment)
+    folders: list[tuple[int, Path]] = []
+    kept: list[set[str]] = []
+
+    def plot(driver: Driver, entry: Entry) -> bool:
+        if isinstance(entry, ev.WeightsSynced) and entry.worker.startswith("preemptible"):
+            folders.append((entry.version, Path(driver.rollout.checksums[entry.worker][1])))
+            kept.append({path.name for path in folders[-1][1].parent.glob("v*")})
+        return len({version for version, _ in folders}) == 4 and len(folders) == 8
+
+    story, _ = await play(
+        tmp_path, plot, ReadingEngine, trainer=WritingTrainer, policy="elastic", preemptible_slots=2
+    )  # fmt: skip
+    assert all(path.name == f"v{version}" and "pearl-copy-another-host" in str(path) for version, path in folders)
+    copied = story.all(WeightsCopied)
+    assert [c.version for c in copied] == sorted({c.version for c in copied}), "one copy of each version"
+    assert {source for c in copied for source in c.bytes_from} <= {"rollout-0", "environment-0", "trainer-0"}
+    assert max(len(names) for names in kept) <= 3, "old versions go"
+    assert not any(path.exists() for _, path in folders), "the run is over"
+
+
+async def test_a_resumed_run_goes_on_in_the_middle_of_its_trace(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    trace.write_text('{"events": [[0, 1], [100000, 0]]}')
+    played = {"file": str(trace), "scale": 0.01, "notice_s": 1000.0}
+    elastic = {"policy": "elastic", "preemptible_slots": 1, "availability": played}
+    reached = []
+
+    def plot(driver: Driver, entry: Entry) -> bool:
+        done = serves(entry, "preemptible-0") and driver.pipeline.steps_done > 0
+        if done:
+            reached.append(driver.slots.follower.seconds)  # type: ignore[union-attr]
+        return done
+
+    await play(tmp_path, plot, **elastic)
+    journaled = load_resume(RunDirectory(tmp_path / "run")).replay.trace_s
+    assert 0 < journaled <= reached[0]
+    story, _ = await play(tmp_path, plot, resume=True, **elastic)
+    first = next(now for now, entry in story.entries if isinstance(entry, ev.TrainerReady))
+    lasted = (next(now for now, entry in story.entries if serves(entry, "preemptible-0")) - first) / 0.01
+    assert reached[1] >= journaled + lasted
+    assert [joined.life for joined in story.all(ev.SlotJoined)] == [1]
 
 
 # --- GPUs that are lent ---------------------------------------------------------------------------------------------
