@@ -127,7 +127,8 @@ def list_tasks(tasks: Tasks, only: Only = None, json: Json = False) -> None:
     console = Console()
     table = Table()
     for name in ("instance_id", "repo", "python", "source", "fail_to_pass", "pass_to_pass", "status"):
-        table.add_column(name, overflow="fold")  # a name that is cut could not be given to --only
+        # A name that is cut could not be given to --only.
+        table.add_column(name, overflow="fold", no_wrap=name == "instance_id")
     for row in rows:
         table.add_row(*(str(value) for value in row.values()))
     console.print(table)
