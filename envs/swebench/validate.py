@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from envs.errors import InfrastructureError
-from envs.sandbox.protocol import SandboxBackend
+from envs.sandbox.protocol import Entry, SandboxBackend
 from envs.swebench.builder import Builder, BuiltTask
 from envs.swebench.errors import TaskError
+from envs.swebench.grade import grade_changes
 from envs.swebench.leaks import find_leaks
 from envs.swebench.parsers import Statuses, normalise
 from envs.swebench.record import TaskRecord
@@ -65,9 +66,12 @@ def not_tried(instance_id: str, reason: str) -> dict[str, Any]:
 
 
 async def validate(
-    record: TaskRecord, builder: Builder, backend: SandboxBackend, *, runs: int, test_s: float
+    record: TaskRecord, builder: Builder, backend: SandboxBackend, *, runs: int, test_s: float, graded: bool = False
 ) -> Validation:
-    """Build, run the tests `runs` times before and after the gold patch, scan for leaks."""
+    """Build, run the tests `runs` times before and after the gold patch, scan for leaks.
+
+    `graded`: of a valid task, also grade the gold patch as an agent's work is; one that earns nothing makes it invalid.
+    """
     start = time.monotonic()
     try:
         built = await builder.abuild(record)
@@ -77,6 +81,9 @@ async def validate(
             before.append(await run_tests(built, backend, {}, test_s))
             after.append(await run_tests(built, backend, gold, test_s))
         leaks = await asyncio.to_thread(find_leaks, built)
+        found = compare(built, before, after, leaks, time.monotonic() - start)
+        if found.valid and graded:
+            found = await _graded(found, built, backend, gold, test_s)
     except TaskError as error:
         reason = f"{error.reason}: {error}"
     except InfrastructureError as error:
@@ -84,8 +91,19 @@ async def validate(
     except Exception as error:  # whatever a task holds, the others are still tried
         reason = f"unexpected: {type(error).__name__}: {error}"
     else:
-        return compare(built, before, after, leaks, time.monotonic() - start)
+        return replace(found, seconds=time.monotonic() - start)
     return Validation(record, False, False, False, None, time.monotonic() - start, reason)
+
+
+async def _graded(
+    found: Validation, built: BuiltTask, backend: SandboxBackend, gold: Mapping[str, Entry], test_s: float
+) -> Validation:
+    task = replace(built, record=found.record)
+    score = await grade_changes(task, backend, gold, reward="resolved", test_s=test_s, attempts=1, timeout_s=3 * test_s)
+    if score.reward == 1:
+        return found
+    details = ", ".join(f"{name} {value:g}" for name, value in score.detail.items())
+    return replace(found, valid=False, reason=f"not_graded: the gold patch earns nothing ({details})")
 
 
 def compare(

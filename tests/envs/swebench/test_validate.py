@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from envs.protocol import Score
 from envs.sandbox.backend import BubblewrapBackend
 from envs.swebench import validate as module
 from envs.swebench.builder import Builder, BuiltTask
@@ -28,3 +29,17 @@ async def test_a_surprise_is_told_and_does_not_end_the_others(
     monkeypatch.setattr(module, "find_leaks", surprise)
     found = await validate(record(source), builder, roomy, runs=1, test_s=30.0)
     assert not found.valid and found.reason == "unexpected: RuntimeError: what nobody foresaw"
+
+
+async def test_a_gold_patch_that_grading_does_not_believe_makes_a_task_invalid(
+    builder: Builder, roomy: BubblewrapBackend, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = await validate(record(source), builder, roomy, runs=1, test_s=30.0, graded=True)
+    assert found.valid and found.reason == ""
+
+    async def doubted(*_: object, **__: object) -> Score:
+        return Score(0.0, {"doubted": 1.0})
+
+    monkeypatch.setattr(module, "grade_changes", doubted)
+    found = await validate(record(source), builder, roomy, runs=1, test_s=30.0, graded=True)
+    assert not found.valid and found.reason == "not_graded: the gold patch earns nothing (doubted 1)"
