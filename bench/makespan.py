@@ -8,8 +8,8 @@ batches of it and gives the profile; each model chooses a layout from that; then
 layout, and regret is how much longer the chosen one takes on average than the best. Only settings near the crossover
 count: at least one of the two models predicts less than 10 % between the best pairs and colocated workers.
 
-The models' constants were fitted on seeds below 1,000. Seeds from 10,000 and from 20,000 on were looked at once each
-and showed a fault; without `--tuning` seeds from 30,000 on are used, which were not looked at before. Every layout is
+The models' constants were fitted on seeds below 1,000. Seeds from 10,000, 20,000 and 30,000 on were looked at once each
+and showed a fault; without `--tuning` seeds from 40,000 on are used, which were not looked at before. Every layout is
 played of up to 6 workers, of more every one that is not mixed (and what is chosen).
 """
 
@@ -43,7 +43,7 @@ from pearl.sim.engine import EngineOptions
 from pearl.sim.workload import AgentWorkload, Lognormal
 from pearl.sim.workload_profile import load_workload, workload_profile
 
-TUNING_FROM, HELD_OUT_FROM = 0, 30_000
+TUNING_FROM, HELD_OUT_FROM = 0, 40_000
 NEAR = 0.10
 MIXED_UP_TO = 6
 """Workers up to which every mixed layout is played."""
