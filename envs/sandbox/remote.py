@@ -7,29 +7,24 @@ that ends all their descendants; the workspace is read by a program in the sandb
 from __future__ import annotations
 
 import asyncio
-import base64
-import gzip
 import inspect
-import io
 import json
 import logging
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from envs.errors import InfrastructureError
 from envs.sandbox import supervisor
-from envs.sandbox.archives import Base, pack, unpack_all, unpack_changes
-from envs.sandbox.command import Finished, Killed
+from envs.sandbox.archives import Base, pack
 from envs.sandbox.protocol import Entry, SandboxImage
-from envs.sandbox.serial import MB, SerialSandbox, What
+from envs.sandbox.supervised import START_S, SupervisedSandbox
 from pearl.config.environment import SandboxConfig
 from pearl.errors import UserError
 
 PYTHON = "python3"
-START_S = 600.0
 STOP_S = 60.0
 ANSWER_S = 30.0
 """A call may take this much longer than the command that it runs."""
@@ -37,7 +32,7 @@ PROBE_S = 20.0
 ISOLATING = ("modal", "fargate", "daytona", "docker", "remote")
 
 
-class RemoteSandbox(SerialSandbox):
+class RemoteSandbox(SupervisedSandbox):
     """See `envs.sandbox.protocol.Sandbox`. `deployment`: SWE-ReX's, started."""
 
     def __init__(
@@ -48,47 +43,19 @@ class RemoteSandbox(SerialSandbox):
         limits: SandboxConfig,
         forget: Callable[[RemoteSandbox], None] = lambda _: None,
     ) -> None:
-        super().__init__(limits)
-        self._deployment, self._workspace, self._base, self._forget = deployment, workspace, base, forget
+        super().__init__(workspace, base, limits)
+        self._deployment, self._forget = deployment, forget
 
-    async def _run_alone(
-        self, command: Sequence[str], timeout_s: float, keep_bytes: int, stdin: bytes, quiet: bool
-    ) -> tuple[Finished, int | None]:
-        reply = await self.ask(
-            timeout_s,
-            argv=list(command),
-            stdin=base64.b64encode(stdin).decode(),
-            keep_bytes=keep_bytes,
-            kill_after_bytes=self._limits.file_mb * MB,
-            quiet=quiet,
-        )
-        killed = Killed(reply["killed"]) if reply["killed"] else None
-        output = base64.b64decode(reply["output"])
-        code = reply["exit_code"]
-        return Finished(code, output, reply["cut"], reply["head"], killed), None if killed else code
-
-    async def unpack(self, archive: bytes) -> None:
-        """Make the workspace."""
-        await self.ask(START_S, archive=base64.b64encode(gzip.compress(archive)).decode())
-
-    async def _look(self, what: What, limit: int) -> dict[str, Entry]:
-        reply = await self.ask(START_S, pack=True)
-        stream = io.BytesIO(gzip.decompress(base64.b64decode(reply["archive"])))
-        if what == "all":
-            return await asyncio.to_thread(unpack_all, stream, limit)
-        return await asyncio.to_thread(unpack_changes, stream, self._base, limit)
-
-    async def ask(self, timeout_s: float, **request: Any) -> dict[str, Any]:
-        """Have the supervisor do something: see there."""
+    async def ask(self, timeout_s: float, request: Mapping[str, Any]) -> dict[str, Any]:
         from swerex.runtime.abstract import Command, WriteFileRequest
 
         runtime = self._deployment.runtime
-        request |= {"timeout_s": timeout_s, "workspace": self._workspace}
+        text = json.dumps({**request, "workspace": self._workspace})
         path = f"/tmp/.pearl-{secrets.token_hex(8)}"
         command = [PYTHON, "-I", "-c", inspect.getsource(supervisor), path]
         try:
             async with asyncio.timeout(timeout_s + ANSWER_S):
-                await runtime.write_file(WriteFileRequest(path=path, content=json.dumps(request)))
+                await runtime.write_file(WriteFileRequest(path=path, content=text))
                 said = await runtime.execute(Command(command=command, timeout=timeout_s + ANSWER_S, env={}, cwd="/"))
             return json.loads(said.stdout)
         except Exception as error:
@@ -96,7 +63,7 @@ class RemoteSandbox(SerialSandbox):
 
     async def _remove(self) -> None:
         try:
-            await self.ask(STOP_S, remove=True)
+            await self.ask(STOP_S, {"remove": True})
             async with asyncio.timeout(STOP_S):
                 await self._deployment.stop()
             self._deployment.stop = _nothing  # its destructor would stop it once more

@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 
 PR_SET_CHILD_SUBREAPER = 36
+POLL_S = 0.01
 
 
 def main(path: Path) -> dict:
@@ -45,6 +46,8 @@ def main(path: Path) -> dict:
 
 def run(request: dict) -> dict:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    owner = os.getppid()
     read_end, write_end = os.pipe()
     with tempfile.TemporaryFile() as stdin:
         stdin.write(base64.b64decode(request["stdin"]))
@@ -55,33 +58,35 @@ def run(request: dict) -> dict:
             stdout=write_end,
             stderr=subprocess.DEVNULL if request["quiet"] else write_end,
             cwd=request["workspace"],
-            env={"PATH": os.defpath + ":/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8"},
+            env=request["variables"],
             start_new_session=True,
         )
     os.close(write_end)
     deadline = time.monotonic() + request["timeout_s"]
     half = request["keep_bytes"] // 2
     head, tail, total, killed, code = b"", b"", 0, "", None
-    while code is None or read_end in select.select([read_end], [], [], 0)[0]:
-        if time.monotonic() > deadline:
-            killed = "wall time"
-        elif total > request["kill_after_bytes"]:
-            killed = "output"
-        if killed:
-            break
-        if select.select([read_end], [], [], 0.02)[0]:
-            chunk = os.read(read_end, 1 << 16)
-            if not chunk:  # all have closed it, and the command may go on
-                if code is not None:
-                    break
-                time.sleep(0.02)
-            total += len(chunk)
-            room = request["keep_bytes"] - half - len(head)
-            head, tail = head + chunk[: max(room, 0)], tail + chunk[max(room, 0) :]
-            tail = tail[-half:] if half else b""
-        if code is None:
-            code = child.poll()
-    end_all(child)
+    try:
+        while code is None or select.select([read_end], [], [], 0)[0]:
+            if time.monotonic() > deadline or os.getppid() != owner:
+                killed = "wall time"
+            elif total > request["kill_after_bytes"]:
+                killed = "output"
+            if killed:
+                break
+            if select.select([read_end], [], [], POLL_S)[0]:
+                chunk = os.read(read_end, 1 << 16)
+                if not chunk:  # all have closed it, and the command may go on
+                    if code is not None:
+                        break
+                    time.sleep(POLL_S)
+                total += len(chunk)
+                room = max(request["keep_bytes"] - half - len(head), 0)
+                head, tail = head + chunk[:room], tail + chunk[room:]
+                tail = tail[-half:] if half else b""
+            if code is None:
+                code = child.poll()
+    finally:
+        end_all(child)
     output = base64.b64encode(head + tail).decode()
     code = child.returncode if child.returncode >= 0 else 128 - child.returncode
     return {"output": output, "cut": total - len(head + tail), "head": len(head), "killed": killed, "exit_code": code}

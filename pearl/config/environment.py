@@ -9,8 +9,11 @@ from pearl.config.swebench import SwebenchConfig
 
 
 class SandboxConfig(Section):
-    backend: Literal["bubblewrap", "podman", "docker", "swerex"] = "bubblewrap"
-    """How commands are isolated: namespaces of this machine's own system, containers, or sandboxes elsewhere."""
+    backend: Literal["bubblewrap", "podman", "docker", "swerex", "process"] = "bubblewrap"
+    """How commands are isolated: namespaces of this machine's own system, containers, sandboxes elsewhere, or not at
+    all (`process`)."""
+    unsafe: bool = False
+    """Allow `process`, under which a model's commands can do whatever you can."""
     image: str | None = None
     """Container image of sandboxes whose task has none of its own, with bash, coreutils and Python; for `podman` and
     `docker`."""

@@ -9,6 +9,7 @@ from envs.chat import ChatRenderer
 from envs.sandbox.backend import BubblewrapBackend
 from envs.sandbox.containers import LABEL, ContainerBackend
 from envs.sandbox.folder import remove_tree
+from envs.sandbox.process import ProcessBackend
 from envs.sandbox.protocol import SandboxBackend
 from pearl.config.environment import SandboxConfig
 from pearl.models import resolve_model
@@ -35,13 +36,15 @@ def backend_of(request: pytest.FixtureRequest, limits: SandboxConfig, directory:
     """Of the kind that `request` has as its parameter."""
     if request.param == "bubblewrap":
         return BubblewrapBackend(limits, directory=directory)
+    if request.param == "process":
+        return ProcessBackend(limits.model_copy(update={"backend": "process", "unsafe": True}), directory=directory)
     image = request.getfixturevalue("podman")
     return ContainerBackend(limits.model_copy(update={"backend": "podman", "image": image}), directory=directory)
 
 
-@pytest.fixture(params=["bubblewrap", "podman"])
+@pytest.fixture(params=["bubblewrap", "podman", "process"])
 async def sandboxes(request: pytest.FixtureRequest, directory: Path) -> AsyncIterator[SandboxBackend]:
-    """Both kinds."""
+    """All kinds that this machine has."""
     made = backend_of(request, SandboxConfig(), directory)
     yield made
     await made.close()

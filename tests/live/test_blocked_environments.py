@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from envs.errors import InfrastructureError
-from envs.sandbox import command, remote
+from envs.sandbox import command, process, remote
 from envs.sandbox.archives import Base
 from envs.sandbox.container import ContainerSandbox
 from envs.sandbox.engine import Engine
+from envs.sandbox.process import ProcessSandbox
 from envs.sandbox.remote import RemoteSandbox
 from envs.swebench import interpreters
 from envs.swebench.errors import BuildTimeout
@@ -51,6 +52,14 @@ async def test_a_remote_sandbox_that_does_not_answer(monkeypatch: pytest.MonkeyP
         with ends_at(), pytest.raises(InfrastructureError, match="a remote sandbox did not answer: TimeoutError"):
             await sandbox.exec("true", timeout_s=LIMIT_S)
         deployment._runtime = None  # its destructor would ask the peer once more
+
+
+async def test_a_supervisor_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "ANSWER_S", 0.0)
+    monkeypatch.setattr(process.sys, "executable", program(tmp_path / "python", "exec sleep 98501"))
+    sandbox = ProcessSandbox(tmp_path, str(tmp_path), Base(), SandboxConfig())
+    with ends_at(), pytest.raises(InfrastructureError, match="did not answer: TimeoutError"):
+        await sandbox.exec("true", timeout_s=LIMIT_S)
 
 
 def test_a_tool_of_a_build_that_never_ends(tmp_path: Path) -> None:
