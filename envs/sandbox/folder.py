@@ -140,6 +140,8 @@ def has_owner(folder: Path) -> bool:
         descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
+    except PermissionError:
+        return True  # another user's: not ours to judge
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
