@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import json
 import os
+import resource
 import shutil
 import statistics
 import tempfile
@@ -41,6 +42,19 @@ async def timed(rounds: int, work: Callable[[], Awaitable[Any]]) -> list[float]:
         await work()
         found.append(1000 * (time.perf_counter() - start))
     return found
+
+
+async def cpu_ms(rounds: int, work: Callable[[], Awaitable[Any]]) -> float:
+    """Processor time of one run, ours and that of all processes that ended in it; other load hardly changes it."""
+    before = _cpu_s()
+    for _ in range(rounds):
+        await work()
+    return 1000 * (_cpu_s() - before) / rounds
+
+
+def _cpu_s() -> float:
+    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 async def bare(argv: list[str], folder: Path, variables: dict[str, str]) -> None:
@@ -86,11 +100,15 @@ async def measure(tasks: Path, rounds: int, sandboxes: int) -> dict[str, Any]:
         environment = family.open(0)
         starts = await timed(rounds, lambda: environment.reset(TIMEOUT_S))
         steps = await timed(rounds, lambda: step(environment))
+        start_cpu_ms = await cpu_ms(rounds, lambda: environment.reset(TIMEOUT_S))
+        step_cpu_ms = await cpu_ms(rounds, lambda: step(environment))
         built = await family.builder.abuild(family.records[0])
         with tempfile.TemporaryDirectory() as name:
             copy = Path(name) / "testbed"
             copies = await timed(3, lambda: asyncio.to_thread(renew, built, copy))
-            shell = await timed(rounds, lambda: bare(["/usr/bin/bash", "-c", "true"], copy, {}))
+            true = ["/usr/bin/bash", "-c", "true"]
+            shell = await timed(rounds, lambda: bare(true, copy, {}))
+            shell_cpu_ms = await cpu_ms(rounds, lambda: bare(true, copy, {}))
             variables = {**built.image.variables, "PYTHONPATH": str(copy / built.recipe.pythonpath)}
             variables["PATH"] = f"{built.environment}/bin:/usr/bin:/bin"
             command = [str(built.environment / "bin/python"), *built.recipe.test_cmd[1:]]
@@ -108,6 +126,9 @@ async def measure(tasks: Path, rounds: int, sandboxes: int) -> dict[str, Any]:
         "shell_ms": median(shell),
         "step_ms": median(steps),
         "step_adds_ms": median(steps) - median(shell),
+        "start_cpu_ms": start_cpu_ms,
+        "step_cpu_ms": step_cpu_ms,
+        "shell_cpu_ms": shell_cpu_ms,
         "step_limit_ms": STEP_LIMIT_MS,
         "tests_ms": median(trials),
         "bare_tests_ms": median(plain),

@@ -145,7 +145,8 @@ def propose(record: TaskRecord, store: Store, tools: Tools) -> Recipe:
     if project is None:
         known = ", ".join(sorted(PROJECTS))
         raise NoRecipe(
-            f"{record.instance_id} does not say how to build it (`build`), and recipes are known for {known} only"
+            f"{record.instance_id} does not say how to build it (`build`), and recipes are known for {known} only; "
+            "with podman or docker it can be played in its image (`pearl env --backend docker …`)"
         )
     tried = []
     for version in _versions(project.package, record):
