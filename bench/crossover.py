@@ -79,9 +79,15 @@ KNOBS: dict[str, tuple[Change, tuple[float, ...]]] = {
         lambda s, x: replace(s, options=EngineOptions(prefill_keeps_response=bool(x))), (1,),
     ),
     "requests by which a prefix's worker may be busier": (lambda s, x: s, (0, -1)),
+    "no affinity, and prefill seconds a token, times": (prefill, (2, 3, 4)),
 }  # fmt: skip
-"""The last one is `AFFINITY_SLACK`; with -1 a turn goes to whoever has least to do, wherever its prefix is."""
-ROUTING = "requests by which a prefix's worker may be busier"
+NO_AFFINITY = -1
+"""Of `AFFINITY_SLACK`: a turn goes to whoever has least to do, wherever its prefix is."""
+SLACK: dict[str, Callable[[float], int]] = {
+    "requests by which a prefix's worker may be busier": int,
+    "no affinity, and prefill seconds a token, times": lambda x: NO_AFFINITY,
+}
+"""Changes of the routing, which the drain-aware model does not know and so does not predict."""
 
 
 @dataclass(slots=True)
@@ -131,9 +137,9 @@ def main() -> None:
     rows = []
     for name, (change, levels) in KNOBS.items():
         for level in levels:
-            slack = int(level) if name == ROUTING else routing.AFFINITY_SLACK
+            slack = SLACK[name](level) if name in SLACK else routing.AFFINITY_SLACK
             with patch.object(routing, "AFFINITY_SLACK", slack):
-                row = judge(change(base, level), arguments.batches, predict=name != ROUTING)
+                row = judge(change(base, level), arguments.batches, predict=name not in SLACK)
             rows.append({"changed": name, "to": level, **row})
             print(json.dumps(rows[-1]), flush=True)
     if arguments.out:
