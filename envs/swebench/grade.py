@@ -87,10 +87,10 @@ async def grade_changes(
             score = grade(built.record, trial, reward)
             if score.reward == 0:
                 return score
-            sources = await asyncio.to_thread(_test_sources, built)
+            sources = await asyncio.to_thread(read_tests, built)
             if doubt := unexpected_failures(built.record, trial.statuses, sources):
                 return grade(built.record, replace(trial, doubt=doubt), reward)
-            decoy = await asyncio.to_thread(_decoy, built.record, trial.statuses, sources)
+            decoy = await asyncio.to_thread(draw_decoy, built.record, trial.statuses, sources)
             if decoy is None:
                 return replace(score, detail={**score.detail, "unproven": 1.0})
             again = await run(decoy.sources)
@@ -112,7 +112,7 @@ def unexpected_failures(record: TaskRecord, statuses: Statuses, sources: Mapping
     return ""
 
 
-def _decoy(record: TaskRecord, statuses: Statuses, sources: Mapping[str, str]) -> Decoy | None:
+def draw_decoy(record: TaskRecord, statuses: Statuses, sources: Mapping[str, str]) -> Decoy | None:
     """Drawn from the tests that passed; a failure that was expected proves nothing."""
     to_fix, to_keep = (
         [name for name in map(normalise, names) if statuses.get(name) is Status.PASSED]
@@ -130,7 +130,7 @@ def doubt_of(decoy: Decoy, trial: Trial) -> str:
     return trial.doubt
 
 
-def _test_sources(built: BuiltTask) -> dict[str, str]:
+def read_tests(built: BuiltTask) -> dict[str, str]:
     """The files that the tests come from, after the test patch."""
     tree = built.image.tree
     paths = set(built.tests)

@@ -81,7 +81,7 @@ async def test_a_log_that_earns_a_reward_is_not_believed_at_once(built: BuiltTas
 async def test_without_a_test_that_can_be_turned_round_the_score_says_so(
     built: BuiltTask, roomy: BubblewrapBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grade_module, "_test_sources", lambda _: {})
+    monkeypatch.setattr(grade_module, "read_tests", lambda _: {})
     graded = await grade_changes(built, roomy, GOLD, reward="resolved", test_s=30.0, attempts=1, timeout_s=60.0)
     assert graded.reward == 1.0 and graded.detail["unproven"] == 1.0
 
