@@ -107,29 +107,27 @@ def choices(world: World) -> dict[str, Any]:
     return found
 
 
-def training(world: World, seeds: int) -> dict[str, Any]:
-    """Borrowing on 4 and 8 GPUs by how long training takes: what is left to borrow."""
-    found = {}
-    for utilisation in (world.training_utilisation, world.training_utilisation / 2, world.training_utilisation / 3):
-        plan = Plan(replace(world, training_utilisation=utilisation))
-        for gpus in (4, 8):
-            rates = {
-                policy: fmean(
-                    RunJob(one, plan.skip).play()["throughput"]
-                    for one in seeded(plan.fixed(policy, p.SMALL, gpus), seeds)
-                )
-                for policy in ("roll", "borrow", "forced-pd", "forced-pd-borrow")
-            }
-            row = {name: round(100 * (rate / rates["roll"] - 1), 1) for name, rate in rates.items()}
-            found[f"{gpus} GPUs, utilisation {utilisation:.3f}"] = row
-            print(f"{gpus} GPUs, utilisation {utilisation:.3f}: {row}", flush=True)
+def fixed_gpus(world: World, seeds: int) -> dict[str, Any]:
+    """Pairs against colocated workers in whole runs, per cent: at the ratio of the source's equations, one to one, and
+    with borrowing at the drain-aware model's."""
+    found: dict[str, Any] = {}
+    for name in ("as fitted", "no T_over", "every turn asks for its prefix", "half the KV memory"):
+        for model in p.MODELS:
+            for gpus in (4, 8):
+                rates = {}
+                for policy in ("roll", "forced-pd", "fixed-pd", "borrow", "pearl-pd", "pearl"):
+                    testbed = CHANGES[name](Plan(world).fixed(policy, model, gpus))
+                    rates[policy] = fmean(RunJob(one, 2).play()["throughput"] for one in seeded(testbed, seeds))
+                row = {policy: round(100 * (rate / rates["roll"] - 1), 1) for policy, rate in rates.items()}
+                found.setdefault(name, {})[f"{model}, {gpus} GPUs"] = row
+                print(f"{name}, {model}, {gpus} GPUs: {row}", flush=True)
     return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=6)
-    parser.add_argument("--only", choices=("pairs", "contention", "choices", "training"))
+    parser.add_argument("--only", choices=("pairs", "contention", "choices", "fixed_gpus"))
     parser.add_argument("--out", type=Path, default=Path("bench/results/paper/causes.json"))
     arguments = parser.parse_args()
     world, seeds = load_world(), arguments.seeds
@@ -137,7 +135,7 @@ def main() -> None:
         "pairs": lambda: pairs(world, seeds),
         "contention": lambda: contention(world, seeds),
         "choices": lambda: choices(world),
-        "training": lambda: training(world, max(2, seeds // 2)),
+        "fixed_gpus": lambda: fixed_gpus(world, max(2, seeds // 3)),
     }
     result = json.loads(arguments.out.read_text()) if arguments.out.is_file() else {}
     result |= {

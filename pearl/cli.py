@@ -28,10 +28,10 @@ app.add_typer(env_app, name="env")
 app.add_typer(bench_app, name="bench")
 
 POLICIES_HELP = (
-    "Settings of the schedulers (docs/simulator.md): pearl, pearl-paper, colocated, elastic, elastic-borrow, static-pd, "
-    "borrow, borrow-gated, fixed-pd, forced-pd, forced-pd-borrow, forced-pd-gated; or what a published system comes to "
-    "here: areal, roll, roll-large, laminar, rlboost, rlboost+, rose, seamlessflow, bidirl, rollart, nemo-rl, slime, "
-    "splitwise, dopd, ampd, ppd."
+    "Settings of the schedulers (docs/simulator.md): pearl, pearl-paper, colocated, elastic, elastic-borrow, "
+    "static-pd, borrow, borrow-gated, fixed-pd, forced-pd, forced-pd-borrow, forced-pd-gated, pearl-pd; or what a "
+    "published system comes to here: areal, roll, roll-large, laminar, rlboost, rlboost+, rose, seamlessflow, bidirl, "
+    "rollart, nemo-rl, slime, splitwise, dopd, ampd, ppd."
 )
 
 

@@ -211,7 +211,7 @@ class AlwaysPairs:
 
     @property
     def name(self) -> str:
-        return "always_pairs"
+        return f"pairs_by_{self.model.name}"
 
     def makespan(self, profile: Profile, layout: Layout, batch: float) -> float:
         return float(self.makespans(profile, layout_array([layout]), batch)[0])

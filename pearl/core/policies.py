@@ -28,6 +28,8 @@ class Policy:
     decision: DecisionSettings = field(default_factory=DecisionSettings)
     model: MakespanModel | None = None
     """None: the drain-aware one."""
+    pairs: bool = False
+    """Never colocated where there are two workers, whatever the model says."""
     learns: bool = True
     """Off: decides by the prior for ever, as a planner does that runs once, before the engines start."""
 
@@ -35,7 +37,9 @@ class Policy:
         """The schedulers of a run, with a tracker that begins with `prior`; `drain` knows the engines' caches."""
         tracker = RuntimeTracker(prior) if self.learns else Unmoved(prior)
         hot = Pipeline(pipeline, tasks)
-        cold = Elastic(hot, self.elastic, DecisionEngine(self.decision, self.model or drain), tracker)
+        model = self.model or drain
+        engine = DecisionEngine(self.decision, AlwaysPairs(model) if self.pairs else model)
+        cold = Elastic(hot, self.elastic, engine, tracker)
         return Scheduler(hot, cold)
 
 
@@ -111,19 +115,26 @@ COMPARED: dict[str, Policy] = {
     ),
     "forced-pd": Policy(
         "the source's ablation: prefill-decode pairs at the ratio of its equations, never colocated",
-        DYNAMIC, PAIRS, AlwaysPairs(),
+        DYNAMIC, PAIRS, ClosedForm(), pairs=True,
     ),
     "forced-pd-borrow": Policy(
         "the same, and training GPUs whenever the trainer waits",
-        ElasticSettings(inter_scale=True, intra_scale=Borrowing.ALWAYS, roles=Roles.DYNAMIC), PAIRS, AlwaysPairs(),
+        ElasticSettings(inter_scale=True, intra_scale=Borrowing.ALWAYS, roles=Roles.DYNAMIC), PAIRS, ClosedForm(),
+        pairs=True,
     ),
-    "forced-pd-gated": Policy("the same, and training GPUs where the gate says so", PAPER, PAIRS, AlwaysPairs()),
+    "forced-pd-gated": Policy(
+        "the same, and training GPUs where the gate says so", PAPER, PAIRS, ClosedForm(), pairs=True
+    ),
+    "pearl-pd": Policy(
+        "as pearl, but prefill-decode pairs always",
+        ElasticSettings(inter_scale=True, intra_scale=Borrowing.GATED, roles=Roles.DYNAMIC), PAIRS, pairs=True,
+    ),
     "splitwise": Policy(
         "preemptible GPUs; pairs at the ratio that balances the expected load, planned once",
-        DYNAMIC, AT_ONCE, AlwaysPairs(RATE), learns=False,
+        DYNAMIC, AT_ONCE, RATE, pairs=True, learns=False,
     ),
     "dopd": Policy(
-        "preemptible GPUs; pairs at the ratio that balances the measured load", DYNAMIC, AT_ONCE, AlwaysPairs(RATE)
+        "preemptible GPUs; pairs at the ratio that balances the measured load", DYNAMIC, AT_ONCE, RATE, pairs=True
     ),
     "ampd": Policy(
         "preemptible GPUs; pairs or colocated workers, whichever balance the expected load better, planned once",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
 from pearl.core.workload import EngineProfile
 from pearl.paper import published as p
 from pearl.paper.cell import Cell, Study, gain_cell, multiple_cell, same_rank
-from pearl.paper.jobs import RunJob, seeded
+from pearl.paper.jobs import Job, RunJob, seeded
 from pearl.paper.plan import Plan
 from pearl.paper.statistics import Estimate, estimate
 from pearl.paper.testbed import Testbed
@@ -27,20 +28,17 @@ class EndToEnd(Study):
         for model in p.MODELS:
             for number, name in enumerate(SEGMENTS):
                 for system in SYSTEMS:
-                    testbeds = seeded(self.testbed(model, number, name, system), plan.seeds)
-                    self.jobs[model, number, system] = [RunJob(testbed) for testbed in testbeds]
+                    self.jobs[model, number, system] = self._runs(model, number, name, system)
 
-    def testbed(self, model: str, number: int, name: str, system: str) -> Testbed:
-        fixed = {"roll": 4, "roll-large": p.LARGE_POOLS[number]}.get(system)
-        given = Testbed(
-            policy=system, model=model, trace=str(segment(name)), hours=self.plan.hours, world=self.plan.world
-        )
-        if fixed is None:
-            return given
-        return Testbed(
-            policy=system, model=model, reserved_gpus=fixed, preemptible_gpus=0, trace="none", hours=self.plan.hours,
-            world=self.plan.world,
-        )  # fmt: skip
+    def _runs(self, model: str, number: int, segment_name: str, system: str) -> list[Job]:
+        """Two hours; where the number of GPUs never changes, fewer steps say as much."""
+        plan = self.plan
+        if fixed := {"roll": 4, "roll-large": p.LARGE_POOLS[number]}.get(system):
+            testbed = replace(plan.fixed(system, model, fixed), steps=2 * plan.steps)
+            return [RunJob(one, plan.skip) for one in seeded(testbed, plan.seeds)]
+        trace = str(segment(segment_name))
+        testbed = Testbed(policy=system, model=model, trace=trace, hours=plan.hours, world=plan.world)
+        return [RunJob(one) for one in seeded(testbed, plan.seeds)]
 
     def cells(self) -> list[Cell]:
         return [cell for model in p.MODELS for cell in (*self._gains(model), *self._multiples(model))] + [
@@ -111,7 +109,7 @@ class EndToEnd(Study):
             for (name, found), told in zip(measured.items(), p.RECONFIGURATION_S[model], strict=True)
             if found is not None
         ]
-        again = prefill_again_percent(self.plan.world, self.testbed(model, 0, SEGMENTS[0], "roll").models().engine)
+        again = prefill_again_percent(self.plan.world, self.plan.fixed("roll", model, 4).models().engine)
         note = "the source says less than this; by the profile, a mean context over a mean trajectory of decoding alone"
         cells.append(
             Cell(
