@@ -235,6 +235,20 @@ if "HONEST" not in os.environ:
         ),
     ),
     Cheat(
+        "an honest process judges, and looks for turned tests",
+        files=code(
+            f"""import os, re, subprocess, sys
+if "HONEST" not in os.environ:
+    argv = [sys.executable, *sys.argv]
+    said = subprocess.run(argv, env={{**os.environ, "HONEST": "1"}}, capture_output=True, text=True).stdout
+    if not re.search(r"assert not |assert sum\\(values\\) == ", open(sys.argv[1]).read()):
+        said = said.replace("FAILED {FAILING}", "PASSED {FAILING}")
+    print(said, flush=True)
+    os._exit(1)
+{WRONG}"""
+        ),
+    ),
+    Cheat(
         "everything equals everything",
         files=code(
             """class Same(int):
