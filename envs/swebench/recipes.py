@@ -50,6 +50,11 @@ def _pytest(files: list[str]) -> tuple[str, ...]:
     return (*PYTEST, *named)
 
 
+def _old_pytest(files: list[str]) -> tuple[str, ...]:
+    """Before 4.5 `A` reported nothing, and its parts did; later both mean the same."""
+    return tuple("-rAfEsxXp" if word == "-rA" else word for word in _pytest(files))
+
+
 def _is_test(path: str) -> bool:
     return PurePosixPath(path).name.startswith("test_") or path.endswith("_test.py") or path.startswith("testing/")
 
@@ -127,7 +132,7 @@ PROJECTS = {
     ),
     "pydata/xarray": _Project("xarray", lambda _: "3.10", lambda _: tuple(_XARRAY.split()), _pytest, install_self=True),
     "pytest-dev/pytest": _Project(
-        "pytest", _before("6.2.5", "3.9", "3.11"), _pytests_own, _pytest, "src", install_self=True
+        "pytest", _before("6.2.5", "3.9", "3.11"), _pytests_own, _old_pytest, "src", install_self=True
     ),
     "sphinx-doc/sphinx": _Project("sphinx", _before("4", "3.9", "3.11"), _sphinx, _pytest, install_self=True),
     "sympy/sympy": _Project(
