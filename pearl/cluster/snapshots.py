@@ -89,7 +89,7 @@ class SnapshotExchange:
             await comm.write({"gone": str(error)})
         except TimeoutError:
             comm.abort()
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(TimeoutError, OSError):
             while True:  # the receiver closes: what was written last may be on its way
                 await self._asked(comm)
         comm.abort()
