@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import itertools
 import resource
 import secrets
@@ -36,13 +35,13 @@ REMEDIES = (
     (("docker.sock", "Cannot connect", "daemon running"), "Start the daemon, and let this user reach its socket."),
     (("bash", "executable file", "no such file"), "environment.sandbox.image needs /bin/bash, coreutils and python3."),
     (
-        ("pull", "manifest", "registry", "resolve"),
-        "Name an image that this machine has or can pull in environment.sandbox.image.",
-    ),
-    (
         ("cgroup", "newuidmap", "overlay", "crun", "runc"),
         "Let the engine run a container first: `podman run --rm --network none IMAGE true`; docs/environments.md says "
         "which settings help inside other containers.",
+    ),
+    (
+        ("pull", "manifest", "registry", "resolve"),
+        "Name an image that this machine has or can pull in environment.sandbox.image.",
     ),
 )
 PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
@@ -65,6 +64,7 @@ class ContainerBackend:
         self._folder = OwnedFolder(self.directory, name)
         self._label = f"{LABEL}={socket.gethostname()}:{self._folder.path}"
         self._prefix, self._numbers = f"pearl-{secrets.token_hex(6)}", itertools.count()
+        self._used = False
         self._layers: dict[str, asyncio.Task[str]] = {}
         self._open: weakref.WeakSet[ContainerSandbox] = weakref.WeakSet()
 
@@ -92,9 +92,7 @@ class ContainerBackend:
         entries = {
             name.rstrip("/"): Entry("directory" if name.endswith("/") else "file", data) for name, data in files.items()
         }
-        digest = hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest()
-        layer = await self._layer(digest, lambda: pack(entries, WORKSPACE[1:], USER))
-        return await self._make(layer, SandboxImage(Path("/"), WORKSPACE), Base(entries), {})
+        return await self._make(self._base, SandboxImage(Path("/"), WORKSPACE), Base(entries), entries)
 
     async def create_from(self, image: SandboxImage, changes: Mapping[str, Entry] | None = None) -> ContainerSandbox:
         base = Base(tree=image.tree)
@@ -109,7 +107,8 @@ class ContainerBackend:
 
     async def close(self) -> None:
         await asyncio.gather(*(sandbox.close() for sandbox in list(self._open)))
-        await self._remove(lambda owner: owner == self._label.partition("=")[2])
+        if self._used:
+            await self._remove(lambda owner: owner == self._label.partition("=")[2])
         await asyncio.to_thread(self._folder.remove)
 
     async def sweep(self) -> list[str]:
@@ -132,7 +131,7 @@ class ContainerBackend:
         try:
             if missing := [path for path, entry in changes.items() if entry.kind == "missing"]:
                 await sandbox.delete(missing)
-            if changes:
+            if changes or layer == self._base:  # which has no workspace
                 owner = 0 if image.container is not None else USER
                 await self.engine.copy_in(name, pack(changes, image.workspace[1:], owner), "/")
         except BaseException:
@@ -165,6 +164,7 @@ class ContainerBackend:
             "--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--workdir", workspace,
             *options, "--entrypoint", SHELL, image, "-c", RUNNER,
         )  # fmt: skip
+        self._used = True
 
     async def _layer(self, key: str, archive: Callable[[], bytes], base: str = "", replaced: str = "") -> str:
         """An image with a workspace in it, made once for all sandboxes that start with it. `base`: what it is put on;
