@@ -21,7 +21,7 @@ def memory_over(init: int, limit: int) -> bool:
     files = _memory_files(pids)
     if files + sum(_sum(pid, "status", RESIDENT) for pid in pids) <= limit:
         return False
-    return files + sum(_sum(pid, "smaps_rollup", SHARED_OUT) for pid in pids) > limit
+    return files + sum(_share(pid) for pid in pids) > limit
 
 
 def descendants(pid: int) -> Iterator[int]:
@@ -40,8 +40,15 @@ def descendants(pid: int) -> Iterator[int]:
 def _sum(pid: int, file: str, pattern: re.Pattern[bytes]) -> int:
     try:
         return KB * sum(int(number) for number in pattern.findall(Path(f"/proc/{pid}/{file}").read_bytes()))
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return 0  # gone meanwhile
+
+
+def _share(pid: int) -> int:
+    try:
+        return _sum(pid, "smaps_rollup", SHARED_OUT)
+    except PermissionError:  # some kernels show it to root only
+        return _sum(pid, "status", RESIDENT)
 
 
 def _memory_files(pids: list[int]) -> int:
