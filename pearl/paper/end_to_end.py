@@ -13,7 +13,7 @@ from pearl.paper.jobs import Job, RunJob, seeded
 from pearl.paper.plan import Plan
 from pearl.paper.statistics import Estimate, estimate
 from pearl.paper.testbed import Testbed
-from pearl.paper.world import SEGMENTS, World, segment
+from pearl.paper.world import SEGMENTS, World
 
 SYSTEMS = ("roll", "roll-large", "rlboost+", "pearl-paper", "pearl")
 FIGURE = "Figure 5"
@@ -36,8 +36,7 @@ class EndToEnd(Study):
         if fixed := {"roll": 4, "roll-large": p.LARGE_POOLS[number]}.get(system):
             testbed = replace(plan.fixed(system, model, fixed), steps=2 * plan.steps)
             return [RunJob(one, plan.skip) for one in seeded(testbed, plan.seeds)]
-        trace = str(segment(segment_name))
-        testbed = Testbed(policy=system, model=model, trace=trace, hours=plan.hours, world=plan.world)
+        testbed = Testbed(policy=system, model=model, trace=segment_name, hours=plan.hours, world=plan.world)
         return [RunJob(one) for one in seeded(testbed, plan.seeds)]
 
     def cells(self) -> list[Cell]:

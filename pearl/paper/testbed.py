@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from pearl.core.settings import PipelineSettings
 from pearl.core.trajectory import TrajectoryId
 from pearl.core.workload import EngineProfile
-from pearl.paper.world import World
+from pearl.paper.world import SEGMENTS, World, segment
+from pearl.sim import availability
 from pearl.sim.scenario import Scenario
 from pearl.sim.simulator import Models
 from pearl.sim.workload import Workload
@@ -15,11 +16,17 @@ from pearl.sim.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class Testbed(Scenario):
-    """`steps`: 0 for as many as the hours allow. `kv_share`: of the profile's KV memory."""
+    """`steps`: 0 for as many as the hours allow. `kv_share`: of the profile's KV memory. `trace` may be one
+    of `SEGMENTS`, too."""
 
     world: World | None = None
     steps: int = 0
     kv_share: float = 1.0
+
+    def availability(self) -> availability.Availability:
+        if self.trace in SEGMENTS:
+            return availability.read(segment(self.trace), self.preemptible_gpus, self.gpus_per_worker)
+        return Scenario.availability(self)
 
     def make_workload(self) -> Workload:
         return self.world.workload(self.seed) if self.world else Scenario.make_workload(self)
