@@ -42,6 +42,31 @@ async def test_released_memory_leaves_the_process_and_comes_back_as_garbage(
     assert (await engine.generate(request("after")))["token_ids"] == before["token_ids"]
 
 
+async def test_many_cycles_do_not_grow(engine: RolloutWorker, snapshots: Snapshots) -> None:
+    """As often as a trainer lends its GPU; tests/trainer has the same of the other side."""
+    snapshot = snapshots.publish()
+    await engine.sync(str(snapshot.directory), snapshot.version)
+    assert engine._process is not None
+    parts = engine._process.processes()
+
+    async def cycles(count: int) -> tuple[int, int]:
+        for number in range(count):
+            await engine.release_memory()
+            await engine.resume_memory()
+            await engine.sync(str(snapshot.directory), snapshot.version)
+            await engine.generate(request(f"cycle-{number}"))
+        return sum(p.memory_info().rss for p in parts), sum(p.num_fds() for p in parts)
+
+    warm, files = await cycles(4)
+    named = (await engine.release_memory())["named_bytes"]
+    await engine.resume_memory()
+    await engine.sync(str(snapshot.directory), snapshot.version)
+    after, files_after = await cycles(20)
+    assert engine._process.processes() == parts, "the same processes"
+    assert files_after - files < 10, "a file a cycle would be 20"
+    assert after - warm < named, "20 leaks of a twentieth of what moves would be as much"
+
+
 async def test_memory_that_does_not_come_free_is_an_error(
     engine: RolloutWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
