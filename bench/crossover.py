@@ -47,7 +47,8 @@ def turns(name: str) -> Change:
 
     def change(setting: Setting, factor: float) -> Setting:
         of: Lognormal = getattr(setting.workload, name)
-        return replace(setting, workload=replace(setting.workload, **{name: Lognormal(of.mean * factor, of.cv)}))
+        means: dict[str, Any] = {name: Lognormal(of.mean * factor, of.cv)}
+        return replace(setting, workload=replace(setting.workload, **means))
 
     return change
 

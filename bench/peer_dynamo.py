@@ -2,7 +2,7 @@
 
     python -m venv /tmp/dynamo && /tmp/dynamo/bin/pip install ai-dynamo==1.2.1
     python -m bench.peer_dynamo --python /tmp/dynamo/bin/python [--batches 32 64 128] [--layouts 8C 2P6D 4P4D]
-                                [--profile qwen3-8b@h800] [--out bench/results/peer_dynamo.json]
+                                [--profile qwen3-8b@h800] [--memory 1] [--out bench/results/peer_dynamo.json]
 
 Dynamo is not a dependency: it lives in an environment of its own, and this file runs there as a plain script. Its mock
 engine (vLLM's scheduler in virtual time, in Rust) asks a callback for the time of each iteration, which answers with
@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,10 +53,12 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[32, 64, 128])
     parser.add_argument("--layouts", nargs="+", default=["8C", "2P6D", "4P4D"])
     parser.add_argument("--profile", default="qwen3-8b@h800")
+    parser.add_argument("--memory", type=float, default=1.0, help="times the profile's KV memory")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     model, _, gpu = arguments.profile.partition("@")
     engine = load_profile(model, gpu, 2)
+    engine = replace(engine, kv_capacity_tokens=int(engine.kv_capacity_tokens * arguments.memory))
     rows = []
     for batch in arguments.batches:
         plans = record(batch)
@@ -72,7 +74,7 @@ def main() -> None:
         "command": " ".join(["python -m bench.peer_dynamo", *sys.argv[1:]]),
         "peer": PEER,
         "machine": f"{os.cpu_count()} shared cores ({platform.machine()}), no GPU; makespans are simulated",
-        "profile": f"{arguments.profile}, workers of two GPUs",
+        "profile": f"{arguments.profile}, workers of two GPUs with {engine.kv_capacity_tokens} tokens of KV memory",
         "rows": rows,
     }
     if arguments.out:
