@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from envs.sandbox.containers import LABEL, ContainerBackend
+from envs.sandbox.containers import ContainerBackend
 from envs.sandbox.protocol import Entry
 from envs.swebench.builder import Builder
 from envs.swebench.grade import grade_changes
 from pearl.config.environment import SandboxConfig
 from pearl.config.swebench import SwebenchConfig
 from pearl.errors import UserError
-from tests.envs.conftest import processes_with
+from tests.envs.conftest import left_by, processes_with
 from tests.envs.swebench.conftest import RIGHT, RUNNER, TESTS, WRONG, record
 from tests.envs.test_limits import FORK
 from tests.envs.test_sandbox import until
@@ -44,7 +44,7 @@ async def containers(podman: str, directory: Path) -> AsyncIterator[ContainerBac
     made = ContainerBackend(LIMITS.model_copy(update={"image": podman}), directory=directory)
     yield made
     await made.close()
-    assert await made.engine.labelled("container", LABEL) == await made.engine.labelled("image", LABEL) == {}
+    assert await left_by(made) == []
 
 
 async def test_a_difference_is_read_and_carried_over(containers: ContainerBackend) -> None:
