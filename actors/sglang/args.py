@@ -194,6 +194,9 @@ def _environment(engine: EngineConfig, device: Device) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         plugin.SWITCH: "1",
         "SGLANG_HOST_IP": "127.0.0.1",
+        # An engine is on one host, and so are its ranks.
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "lo",
         # Log-probs of the distribution at the request's temperature, which is what the trainer recomputes.
         "SGLANG_RETURN_ORIGINAL_LOGPROB": "0",
         # A plain /health answers at once and also while paused; /health_generate still generates a token.

@@ -13,7 +13,7 @@ from actors.sglang.client import EngineClient
 from actors.sglang.errors import EngineError, PortTaken, RestartNeeded
 from actors.sglang.http import EngineHttp
 from actors.sglang.process import EngineProcess, free_port, require_free
-from actors.sglang.transfer import KvEndpoint
+from actors.sglang.transfer import KvEndpoint, require_private
 from pearl.config.engine import EngineConfig
 from pearl.config.model import ModelConfig
 from pearl.core.layout import Role
@@ -91,6 +91,12 @@ async def _serve(start: Start, kv_host: str | None) -> Engine:
             if start.port is not None:
                 raise
             continue
+        if kv is not None:
+            try:
+                require_private(kv, [part.pid for part in process.processes()])
+            except BaseException:
+                await process.stop(grace_s=0.0)
+                raise
         client = EngineClient(
             EngineHttp(process.url, process.died),
             config_hash=config_hash(start.directory),

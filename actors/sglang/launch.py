@@ -1,7 +1,7 @@
 """The main module of an engine, as `python -m actors.sglang.launch <own flags> <flags of sglang.launch_server>`.
 
 Whatever multiprocessing spawns imports the main module again before anything else, so what this module does at its top,
-the CPU stand-ins, holds in every process of an engine.
+the CPU stand-ins and the address of KV transfer, holds in every process of an engine.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ from pathlib import Path
 
 from actors.sglang import cpu
 from actors.sglang.leftovers import remove_shared_files_of_group
+from actors.sglang.listen import KV_HOST, KeepOn
 
 if cpu.wanted():
     cpu.install()
+if KV_HOST in os.environ:
+    sys.meta_path.insert(0, KeepOn(os.environ[KV_HOST]))
 
 REMOVALS = 3
 
@@ -50,6 +53,9 @@ def main(arguments: list[str]) -> None:
         metrics = Path(own.scratch) / "metrics"
         metrics.mkdir()
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(metrics)
+
+    # Ranks of one host meet in a file; a TCPStore of torch would listen on every interface.
+    os.environ["SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"] = f"file://{own.scratch}/ranks"
 
     from sglang.launch_server import run_server
     from sglang.srt.plugins import load_plugins

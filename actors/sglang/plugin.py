@@ -13,6 +13,8 @@ import os
 from importlib.metadata import entry_points, version
 from typing import Any
 
+from actors.sglang.listen import KV_HOST
+
 GROUP, NAME = "sglang.srt.plugins", "pearl"
 PINNED = ("0.5.23",)
 """Versions whose internals were run with these patches."""
@@ -39,7 +41,7 @@ def install() -> None:
     from actors.sglang import cpu, memory
 
     memory.install(cpu.wanted())
-    if host := os.environ.get("PEARL_KV_HOST"):
+    if host := os.environ.get(KV_HOST):
         if cpu.wanted():
             _hand_on_host_memory()
         _listen_on(host)

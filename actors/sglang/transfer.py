@@ -1,21 +1,22 @@
 """KV transfer between engines: whether this machine can, over which interface, and what a server needs for it.
 
 Mooncake carries KV from a prefill to a decode engine: over RDMA between GPUs, over TCP between CPUs, by way of one
-network interface that the user names. None of its ports asks who calls. SGLang's listen on that interface only; the two
-of Mooncake's TCP transport (0.3.13) listen on every one, whatever `MC_TCP_BIND_ADDRESS` says, so a firewall must keep
-strangers out.
+network interface that the user names. None of its ports asks who calls, so they listen on that interface only (see
+`listen`), and an engine with another one does not serve.
 """
 
 from __future__ import annotations
 
 import ctypes
 import socket
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from typing import Any, Literal
 
 import psutil
 
+from actors.sglang.listen import KV_HOST, strays
 from pearl.errors import UserError
 
 HEARTBEAT_S = 2
@@ -70,6 +71,17 @@ def interface_address(interface: str) -> str:
     )
 
 
+def require_private(kv: KvEndpoint, pids: Iterable[int]) -> None:
+    """UserError if one of an engine's processes listens where others than the cluster may reach it."""
+    open_ = sorted({listener for pid in pids for listener in strays(kv.host, pid)})
+    if open_:
+        where = ", ".join(f"{listener.host}:{listener.port}" for listener in open_)
+        raise UserError(
+            f"the engine listens on {where}, beyond its KV interface ({kv.host}), where nobody is asked who he is",
+            "Set elastic.prefill_decode to false, or install the Mooncake that this release was run with (0.3.13).",
+        )
+
+
 def flags(kv: KvEndpoint, device: Literal["cpu", "cuda"], max_running_requests: int) -> list[str]:
     """One set for every role: a server starts as decode, which sizes all pools for any role, and is switched then."""
     made = [
@@ -89,7 +101,7 @@ def flags(kv: KvEndpoint, device: Literal["cpu", "cuda"], max_running_requests: 
 def environment(kv: KvEndpoint) -> dict[str, str]:
     return {
         "SGLANG_HOST_IP": kv.host,
-        "PEARL_KV_HOST": kv.host,
+        KV_HOST: kv.host,
         "SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL": str(HEARTBEAT_S),
         "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT": str(HOLD_S),
     }

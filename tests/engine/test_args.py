@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from actors.sglang import args, transfer
+from actors.sglang.listen import KV_HOST
 from pearl.config.engine import EngineConfig
 from pearl.config.model import ModelConfig
 from pearl.errors import UserError
@@ -108,7 +109,8 @@ def test_engine_with_kv_transfer_starts_as_one_that_can_take_any_role(
     ):  # fmt: skip
         assert part in line
     assert "--host 127.0.0.1" in line, "the API stays on loopback"
-    assert made.environment["SGLANG_HOST_IP"] == made.environment["PEARL_KV_HOST"] == "10.0.0.7"
+    assert made.environment["SGLANG_HOST_IP"] == made.environment[KV_HOST] == "10.0.0.7"
+    assert made.environment["GLOO_SOCKET_IFNAME"] == made.environment["NCCL_SOCKET_IFNAME"] == "lo"
     assert "--disaggregation-mode" not in plan(tiny_model).flags
 
 
