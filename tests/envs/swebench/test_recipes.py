@@ -114,3 +114,8 @@ def test_a_row_that_names_its_image_is_built_where_a_recipe_is_known(
     finally:
         builder.close()
     assert asked == [repo] * proposed
+
+
+def test_old_pytests_report_what_passes() -> None:
+    assert "-rAfEsxXp" in PROJECTS["pytest-dev/pytest"].command(["testing/test_a.py"])
+    assert "-rA" in PROJECTS["pydata/xarray"].command(["xarray/tests/test_a.py"])
