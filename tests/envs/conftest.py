@@ -11,9 +11,12 @@ from envs.sandbox.containers import LABEL, ContainerBackend
 from envs.sandbox.folder import remove_tree
 from envs.sandbox.process import ProcessBackend
 from envs.sandbox.protocol import SandboxBackend
+from envs.swebench.builder import Builder, BuiltTask
 from pearl.config.environment import SandboxConfig
+from pearl.config.swebench import SwebenchConfig
 from pearl.models import resolve_model
 from tests.envs.podman import podman_image
+from tests.envs.swebench.conftest import RUNNER, TESTS, WRONG, record
 
 
 @pytest.fixture
@@ -23,6 +26,36 @@ def directory() -> Iterator[Path]:
     path.chmod(0o711 if os.getuid() == 0 else 0o700)
     yield path
     remove_tree(path)
+
+
+@pytest.fixture(scope="session")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sums")
+    for name, text in (("src/sums.py", WRONG), ("tests/test_sums.py", TESTS), ("tools/run.py", RUNNER)):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Not below pytest's directory: as root, commands run as a user who must be able to pass through."""
+    path = Path(tempfile.mkdtemp(prefix="pearl-cache-"))
+    path.chmod(0o711 if os.getuid() == 0 else 0o700)
+    yield path
+    remove_tree(path)
+
+
+@pytest.fixture(scope="session")
+def builder(cache: Path) -> Iterator[Builder]:
+    made = Builder(SwebenchConfig(cache=str(cache)))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def built(builder: Builder, source: Path) -> BuiltTask:
+    return builder.build(record(source))
 
 
 @pytest.fixture(scope="session")

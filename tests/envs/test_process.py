@@ -14,10 +14,8 @@ from envs.swebench.grade import grade_changes
 from pearl.config.environment import SandboxConfig
 from pearl.errors import UserError
 from tests.envs.conftest import processes_with
-from tests.envs.swebench.conftest import builder, built, cache, source
 from tests.envs.test_sandbox import until
 
-__all__ = ["builder", "built", "cache", "source"]
 UNSAFE = SandboxConfig(backend="process", unsafe=True, memory_mb=1024, cpu_s=1, disk_mb=2, output_chars=200)
 OWNER = """
 import asyncio, sys

@@ -1,4 +1,4 @@
-"""The tiny repository of the SWE-bench tests, and sandboxes with limits that a cheat meets quickly."""
+"""Sandboxes with limits that a cheat meets quickly."""
 
 from __future__ import annotations
 
@@ -14,9 +14,6 @@ from envs.sandbox.containers import LABEL, ContainerBackend
 from envs.sandbox.protocol import SandboxBackend
 from pearl.config.environment import SandboxConfig
 from tests.envs.conftest import processes_with
-from tests.envs.swebench.conftest import builder, built, cache, source
-
-__all__ = ["builder", "built", "cache", "source"]
 
 LIMITS = SandboxConfig(memory_mb=400, processes=48, cpu_s=2, file_mb=16, disk_mb=48, output_chars=20_000)
 

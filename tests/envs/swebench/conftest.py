@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from envs.sandbox.backend import BubblewrapBackend
-from envs.sandbox.folder import remove_tree
-from envs.swebench.builder import Builder, BuiltTask
 from envs.swebench.faults import diff
 from envs.swebench.limits import LIMITS
 from envs.swebench.record import Recipe, TaskRecord
-from pearl.config.swebench import SwebenchConfig
 
 WRONG = "def double(n):\n    return n + 3\n\n\ndef triple(n):\n    return 3 * n\n"
 RIGHT = WRONG.replace("n + 3", "2 * n")
@@ -72,36 +67,6 @@ def record(source: Path, **changes: object) -> TaskRecord:
         ),
     }
     return TaskRecord.model_validate({**fields, **changes})
-
-
-@pytest.fixture(scope="session")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sums")
-    for name, text in (("src/sums.py", WRONG), ("tests/test_sums.py", TESTS), ("tools/run.py", RUNNER)):
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(text)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Not below pytest's directory: as root, commands run as a user who must be able to pass through."""
-    path = Path(tempfile.mkdtemp(prefix="pearl-cache-"))
-    path.chmod(0o711 if os.getuid() == 0 else 0o700)
-    yield path
-    remove_tree(path)
-
-
-@pytest.fixture(scope="session")
-def builder(cache: Path) -> Iterator[Builder]:
-    made = Builder(SwebenchConfig(cache=str(cache)))
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="session")
-def built(builder: Builder, source: Path) -> BuiltTask:
-    return builder.build(record(source))
 
 
 @pytest.fixture
