@@ -19,7 +19,6 @@ import argparse
 import asyncio
 import json
 import os
-import re
 import shlex
 import subprocess
 import tempfile
@@ -138,8 +137,8 @@ async def grade_all(
             "log": str(log),
             "repo": record.repo,
             "parser": PARSERS.get(framework_of(task.recipe.test_cmd), "parse_log_pytest"),
-            "fail_to_pass": [_as_printed(name, task) for name in record.fail_to_pass],
-            "pass_to_pass": [_as_printed(name, task) for name in record.pass_to_pass],
+            "fail_to_pass": record.fail_to_pass,
+            "pass_to_pass": record.pass_to_pass,
         }
         return own, job
 
@@ -150,14 +149,6 @@ async def grade_all(
         tried += [one(task, cheat, changes) for cheat, changes in named.items() if not chosen or cheat in chosen]
     done = await asyncio.gather(*tried)
     return [own for own, _ in done], [job for _, job in done]
-
-
-def _as_printed(name: str, built: BuiltTask) -> str:
-    """The official parser takes names as they are printed; since 3.11 unittest repeats the method's."""
-    match = re.match(r"(\w+) \(((?:\w+\.)+\w+)\)", name)
-    if match is None or tuple(map(int, built.recipe.python.split("."))) < (3, 11) or match[2].endswith(match[1]):
-        return name
-    return f"{match[1]} ({match[2]}.{match[1]}){name[match.end() :]}"
 
 
 def verdicts(by_task: dict[str, dict[str, bool]]) -> dict[str, dict[str, int]]:

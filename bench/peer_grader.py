@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from importlib.metadata import version
+
+
+def as_printed(name: str, log: str) -> str:
+    """Since Python 3.11 unittest repeats the method's name; the parser takes names as they are printed."""
+    match = re.match(r"(\w+) \(((?:\w+\.)+\w+)\)", name)
+    if match is None or name in log:
+        return name
+    return f"{match[1]} ({match[2]}.{match[1]}){name[match.end() :]}"
 
 
 def main() -> None:
@@ -14,14 +23,16 @@ def main() -> None:
 
     verdicts = []
     for job in json.load(sys.stdin):
+        with open(job["log"]) as file:
+            log = file.read()
         spec = TestSpec(
             instance_id=job["task"],
             image="",
             eval_script_list=[],
             repo=job["repo"],
             version="",
-            FAIL_TO_PASS=job["fail_to_pass"],
-            PASS_TO_PASS=job["pass_to_pass"],
+            FAIL_TO_PASS=[as_printed(name, log) for name in job["fail_to_pass"]],
+            PASS_TO_PASS=[as_printed(name, log) for name in job["pass_to_pass"]],
             log_parser=job["parser"],
             eval_type="pass_and_fail",
         )
