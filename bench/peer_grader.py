@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 
 def as_printed(name: str, log: str) -> str:
@@ -23,8 +24,7 @@ def main() -> None:
 
     verdicts = []
     for job in json.load(sys.stdin):
-        with open(job["log"]) as file:
-            log = file.read()
+        log = Path(job["log"]).read_text()
         spec = TestSpec(
             instance_id=job["task"],
             image="",
