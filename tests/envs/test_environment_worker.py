@@ -134,10 +134,6 @@ async def test_a_late_command_is_the_agents_affair(worker: EnvironmentWorker, ch
     assert (await worker.score([0, 0, 0], 60.0))["reward"] == 0.0
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [({"family": "fils"}, "bugfix, files"), ({"family": "no.module:F"}, "cannot be imported")],
-)
 @pytest.mark.parametrize("grace_s", [agent.GRACE_S, -1.0])
 async def test_a_sandbox_outlives_a_deadline_by_the_budget_of_scoring(
     worker: EnvironmentWorker, chat: ChatRenderer, monkeypatch: pytest.MonkeyPatch, grace_s: float
@@ -155,6 +151,10 @@ async def test_a_sandbox_outlives_a_deadline_by_the_budget_of_scoring(
     assert (await worker.score([0], 60.0))["reward"] == 1.0
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"family": "fils"}, "bugfix, files"), ({"family": "no.module:F"}, "cannot be imported")],
+)
 async def test_a_failed_start_leaves_nothing(
     directory: Path, chat: ChatRenderer, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], message: str
 ) -> None:
