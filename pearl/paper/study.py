@@ -54,7 +54,10 @@ class Studies:
         return played is not None
 
     def cells(self) -> list[Cell]:
-        return [cell for study in self.all.values() for cell in study.cells()]
+        """By figure, in the order in which these come up."""
+        cells = [cell for study in self.all.values() for cell in study.cells()]
+        figures = list(dict.fromkeys(cell.figure for cell in cells))
+        return sorted(cells, key=lambda cell: figures.index(cell.figure))
 
     def gains_on_fixed_gpus(self) -> list[float]:
         """`pearl` over `pearl-paper`, per cent, in every place of figures 7 and 8."""
@@ -68,6 +71,7 @@ class Studies:
     def result(self) -> dict[str, Any]:
         cells = self.cells()
         return {
+            "seeds": {name: max(map(len, study.jobs.values())) for name, study in self.all.items()},
             "summary": summary(cells),
             "aims": aims(self.end_to_end, self.beyond, self.gains_on_fixed_gpus()),
             "cells": [cell.as_dict() for cell in cells],
