@@ -25,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -83,7 +84,7 @@ async def run_with_kills(
     restless: bool = False,
 ) -> dict[str, Any]:
     """Run until the kills are over (see `Killer`); what happened. Raises AssertionError where something was lost, left
-    behind or late. Kills count whose victim was replaced."""
+    behind or late."""
     console = Console(stderr=True, record=True)
     killer = Killer(victims, seed, together, seconds, restless)
     before = {process.pid for process in children()}
@@ -113,7 +114,8 @@ async def run_with_kills(
     misses = result.summary["elastic"]["return_deadline_misses"]
     assert not misses, f"{misses} returns missed their deadline"
     return {
-        "kills": len(replaced),
+        "kills": len(struck),
+        "struck": Counter(struck),
         "recoveries": killer.recoveries,
         "seconds": round(time.monotonic() - began, 1),
         "returns": result.summary["elastic"]["returns"],

@@ -79,7 +79,7 @@ class Kill:
 
 
 class Killer:
-    """Kills `victims` in turn, at most `together` at a time, and none later than `seconds` after the first dispatch;
+    """Kills `victims` in turn, at most `together` at a time, and none later than `seconds` from now;
     then it ends the run: what is drawn is trained, nothing more is drawn. If that takes longer than GRACE_S, the run is
     stopped as by Ctrl-C.
 
@@ -102,7 +102,7 @@ class Killer:
         self.unrecovered: list[Kill] = []
         self.stopped = False
         """Before what was drawn was trained."""
-        self._began: float | None = None
+        self._began = time.monotonic()
         self._waiting = False
         self._ended = False
 
@@ -127,11 +127,10 @@ class Killer:
             if now - kill.at > LONGEST_RECOVERY_S and kill not in self.unrecovered:
                 self.unrecovered.append(kill)
                 self.driver.post(ev.StopRequested(f"{kill.slot} is not back after its {kill.what}"))
-        if self._began is not None and now - self._began > self.seconds + GRACE_S and not self.stopped:
+        if now - self._began > self.seconds + GRACE_S and not self.stopped:
             self.stopped = True
             self.driver.post(ev.StopRequested(TIME_IS_OVER))
         if isinstance(entry, ev.Generate):
-            self._began = self._began or now
             self._go_on(now - self._began)
 
     def _go_on(self, seconds: float) -> None:
