@@ -48,8 +48,8 @@ def find_factory(name: str) -> Factory:
         )
     try:
         return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # a module of the user's may raise anything
         raise UserError(
-            f"environment.family = {name!r} cannot be imported ({error})",
+            f"environment.family = {name!r} cannot be imported ({type(error).__name__}: {error})",
             "The module must be importable on every environment worker (install it, or set PYTHONPATH there).",
         ) from error
