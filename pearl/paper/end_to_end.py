@@ -88,17 +88,13 @@ class EndToEnd(Study):
         """Seconds as the Elastic Scheduler saw them: constants of the simulator, and what waited for what."""
         runs = [self.played[job]["operations"] for i in range(3) for job in self.jobs[model, i, "pearl-paper"]]
 
-        def seconds(later: str, earlier: str | None = None) -> Estimate | None:
-            values = [
-                run[later] - (run[earlier] if earlier else 0.0)
-                for run in runs
-                if later in run and (earlier is None or earlier in run)
-            ]
+        def seconds(name: str) -> Estimate | None:
+            values = [run[name] for run in runs if name in run]
             return estimate(values) if values else None
 
         measured = {
             "expansion, preparation": seconds("expand prepared"),
-            "expansion, finalisation": seconds("expand admitted", "expand prepared"),
+            "expansion, finalisation": seconds("expand finalised"),
             "borrowing, activation": seconds("borrow admitted"),
             "borrowing, deactivation": seconds("return done"),
         }

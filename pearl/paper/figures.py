@@ -229,4 +229,5 @@ def _beyond(axes: Sequence[Any], studies: Studies, result: dict[str, Any]) -> No
         dollars.bar([x + 0.16 * (s - 2) for x in range(6)], values, 0.15, color=COLOURS[system], label=NAMES[system])
     dollars.set(title="tokens per dollar over ROLL (a preemptible GPU at 35 % of the price)", xticks=range(6))
     dollars.set_xticklabels(labels, fontsize=8)
-    dollars.legend(frameon=False, fontsize=8)
+    dollars.margins(y=0.3)
+    dollars.legend(frameon=False, fontsize=8, loc="upper left", ncols=3)

@@ -125,14 +125,20 @@ class Rates(Results):
 
 
 class Operations:
-    """Mean seconds of what the Elastic Scheduler did, by kind and phase, from its beginning."""
+    """Mean seconds of what the Elastic Scheduler did, by kind and phase, from its beginning; "expand finalised" is from
+    an expansion's preparation to its admission."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, list[float]] = defaultdict(list)
+        self._prepared: dict[int, float] = {}
 
     def saw(self, now: float, entry: Event | Instruction) -> None:
         if isinstance(entry, ev.RecordOperation):
             self._seconds[f"{entry.kind} {entry.phase}"].append(entry.seconds)
+            if entry.kind == "expand" and entry.phase == "prepared":
+                self._prepared[entry.number] = entry.seconds
+            elif entry.kind == "expand" and entry.phase == "admitted":
+                self._seconds["expand finalised"].append(entry.seconds - self._prepared[entry.number])
 
     def means(self) -> dict[str, float]:
         return {name: fmean(values) for name, values in self._seconds.items()}
