@@ -45,6 +45,7 @@ CHANGES: dict[str, Change] = {
     "half the KV memory": lambda t: replace(t, kv_share=0.5),
     "a quarter of the KV memory": lambda t: replace(t, kv_share=0.25),
     "a quarter of the KV memory, environment of 1 s": lambda t: replace(in_world(environment_s=1.0)(t), kv_share=0.25),
+    "a quarter of the KV memory, no T_over": lambda t: replace(in_world(turn_overhead_s=0.0)(t), kv_share=0.25),
     "decode workers drop their KV between turns": lambda t: replace(t, options=EngineOptions(decode_keeps_kv=False)),
 }
 
