@@ -23,9 +23,13 @@ def root() -> None:
 def paper(
     json: Annotated[bool, typer.Option("--json", help="Console to stderr; one object on stdout.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Few seeds and sizes: some minutes, wide intervals.")] = False,
-    out: Annotated[Path, typer.Option(help="Folder for paper.json, the figures and what was played so far.")] = Path(
-        "bench/results/paper"
-    ),
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for paper.json, table.md, the figures and what was played so far; bench/results/paper, or "
+            "paper-quick beside it, if not given."
+        ),
+    ] = None,
     processes: Annotated[
         int, typer.Option(min=1, help="Simulations at once; by default as many as there are CPUs.")
     ] = (os.cpu_count() or 1),
@@ -42,6 +46,7 @@ def paper(
     from pearl.paper.world import load_world
 
     console = Console(stderr=json)
+    out = out or Path("bench/results") / ("paper-quick" if quick else "paper")
     out.mkdir(parents=True, exist_ok=True)
     world = load_world()
     studies = Studies.of(Plan.quick(world) if quick else Plan(world))
