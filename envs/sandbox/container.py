@@ -23,9 +23,10 @@ from pearl.config.environment import SandboxConfig
 
 RUNNER = (
     'read -r banner && read -r length && script=$(head -c "$length"; echo x) && printf %s "$banner" '
-    f'&& exec 3>&2 2>/dev/null && {SHELL} -c "${{script%x}}" 2>&3 3>&-; exit $?'
+    f'&& exec 2>/dev/null && {SHELL} -c "${{script%x}}" 2>&1; exit $?'
 )
-"""The first process: reads what to print when it begins, and a script; the rest of its input is the script's."""
+"""The first process: reads what to print when it begins, and a script; the rest of its input is the script's.
+Both outputs go through one pipe: an engine does not keep the order of two."""
 DELETE_S = 60.0
 UNKNOWN_BYTES = 1 << 62
 """Of a tree that is too deep to be walked: nobody knows what it hides."""
