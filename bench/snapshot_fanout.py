@@ -75,7 +75,7 @@ def plain_socket(data: Path) -> float:
     with socket.create_connection(("127.0.0.1", ours.recv())) as peer:
         began = time.perf_counter()
         while at < len(buffer):
-            at += peer.recv_into(buffer[at:], PIECE_BYTES)
+            at += peer.recv_into(buffer[at : at + PIECE_BYTES])
         seconds = time.perf_counter() - began
     sender.join()
     return seconds

@@ -127,6 +127,7 @@ async def play(
     finally:
         await driver.close(finish_writing=False)
         directory.close()
+        directory._lock_file.close()  # as the end of its process does
     assert story.over, end.reason
     assert not driver.cluster.workers, "workers are left"
     return story, counts
