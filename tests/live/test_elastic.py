@@ -323,7 +323,7 @@ async def test_a_resumed_run_goes_on_in_the_middle_of_its_trace(tmp_path: Path) 
     story, _ = await play(tmp_path, plot, resume=True, **elastic)
     first = next(now for now, entry in story.entries if isinstance(entry, ev.TrainerReady))
     lasted = (next(now for now, entry in story.entries if serves(entry, "preemptible-0")) - first) / 0.01
-    assert reached[1] >= journaled + lasted
+    assert reached[1] > lasted + journaled / 2, "it begins a moment after that event"
     assert [joined.life for joined in story.all(ev.SlotJoined)] == [1]
 
 
