@@ -6,8 +6,10 @@ nothing in this package imports DeepSpeed at the top of a module.
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import os
+import socket
 import warnings
 from dataclasses import dataclass
 from datetime import timedelta
@@ -74,6 +76,21 @@ def prepare_process(threads: int) -> None:
     logging.getLogger("torch.distributed").setLevel(logging.ERROR)
 
 
+def _store(rank: int, size: int, address: str, port: int, limit: timedelta) -> torch.distributed.TCPStore:
+    """Where the ranks meet. Rank 0 listens on `address` alone; torch's own socket would on every interface."""
+    if rank:
+        return torch.distributed.TCPStore(address, port, size, False, limit)
+    listener = socket.create_server((address, port))
+    return torch.distributed.TCPStore(address, port, size, True, limit, master_listen_fd=listener.detach())
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
+
+
 def join_world(rank: int, size: int, address: str, port: int, timeout_s: float) -> World:
     """Join the process group (NCCL on a GPU, gloo on a CPU) whose rank 0 listens on `address:port`.
 
@@ -97,15 +114,12 @@ def join_world(rank: int, size: int, address: str, port: int, timeout_s: float) 
     if accelerator.device_name() == "cuda":
         device = torch.device("cuda", 0)
         accelerator.set_device(0)
-    deepspeed.init_distributed(
-        dist_backend=accelerator.communication_backend_name(),
-        auto_mpi_discovery=False,
-        init_method=f"tcp://{address}:{port}",
-        rank=rank,
-        world_size=size,
-        timeout=limit,
-        verbose=False,
-    )
+    if _is_loopback(address):  # the ranks' own connections stay there, too
+        os.environ.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo")
+    backend = accelerator.communication_backend_name()
+    store = _store(rank, size, address, port, limit)
+    torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+    deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, timeout=limit, verbose=False)
     return World(rank, size, device)
 
 

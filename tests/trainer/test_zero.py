@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -212,6 +213,12 @@ def test_wrong_calls_say_so_and_change_nothing(started: Start) -> None:
     trainer.close()
     with pytest.raises(TrainerStateError, match="closed"):
         trainer.checksum()
+
+
+def test_ranks_listen_on_loopback_alone(started: Start) -> None:
+    started(config(zero_stage=2))
+    listening = [c.laddr.ip for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+    assert listening and set(listening) == {"127.0.0.1"}
 
 
 def test_after_a_broken_step_only_close_is_left(started: Start, monkeypatch: pytest.MonkeyPatch) -> None:
