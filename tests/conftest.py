@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 MODEL = "tiny-random-llama"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all-attacks", action="store_true", help="play cheats by files in containers, too")
+
+
 @pytest.fixture(scope="session")
 def tiny_model() -> Path:
     """Directory of the two-layer random model; made once and cached."""
