@@ -406,7 +406,8 @@ async def test_real_engines_join_are_taken_and_borrow_while_a_real_trainer_train
     result = await train(config, await preflight(config), Console(stderr=True), validate=True, watch=story)
     assert story.over and result.failure is None, result.failure
     counts, steps = result.summary["elastic"], result.summary["weight_version"]
-    assert (counts["joins"], counts["leaves"], counts["kills"], counts["return_deadline_misses"]) == (1, 1, 0, 0)
+    assert (counts["leaves"], counts["kills"], counts["return_deadline_misses"]) == (1, 0, 0)
+    assert counts["joins"] in (1, 2), "it is asked for again some seconds after it left"
     assert counts["borrows"] >= 1 and counts["returns"] >= 2 and steps >= 2, "a step was trained after each return"
     trainer = set(result.summary["trainer_checksums"].items())
     assert {(str(e["version"]), e["checksum"]) for e in result.summary["engine_checksums"].values()} <= trainer
