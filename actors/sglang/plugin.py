@@ -2,9 +2,10 @@
 
 SGLang switches a live server between prefill and decode. Here it learns the third role, colocated, which it calls
 `null` inside and which `/pd_role_switch` names by an empty `new_role`; to hand KV on from host memory; to let its
-bootstrap server listen on the KV interface; and to give host memory back (see `memory`). All of it patches internals,
-so it is pinned to the version that was run, and looks for every name it needs; where one is missing nothing is patched,
-and a change of role costs a restart. Other servers in the same environment stay as they are.
+bootstrap server listen on the KV interface; to give host memory back (see `memory`); and, on a CPU, to decode a batch
+at once (see `decode`). All of it patches internals, so it is pinned to the version that was run, and looks for every
+name it needs; where one is missing nothing is patched, and a change of role costs a restart. Other servers in the same
+environment stay as they are.
 """
 
 from __future__ import annotations
@@ -38,9 +39,11 @@ def install() -> None:
         if os.environ.get(SWITCH) == "1":
             raise RuntimeError(reason)
         return
-    from actors.sglang import cpu, memory
+    from actors.sglang import cpu, decode, memory
 
     memory.install(cpu.wanted())
+    if cpu.wanted():
+        decode.install()
     if host := os.environ.get(KV_HOST):
         if cpu.wanted():
             _hand_on_host_memory()
