@@ -29,7 +29,7 @@ from typing import Any
 
 from rich.console import Console
 
-from bench.zero_parity import provenance
+from bench.provenance import provenance
 from pearl.cli import quiet_libraries
 from pearl.config import RunConfig
 from pearl.config.load import load_config
@@ -211,7 +211,7 @@ def main() -> None:
         print(json.dumps(runs))
         return
     about = {"command": "python -m bench.elastic_live " + " ".join(sys.argv[1:]), "steps": args.steps}
-    outcome = provenance() | about | conclude(runs)
+    outcome = provenance("bench.elastic_live", "torch", "deepspeed", "transformers") | about | conclude(runs)
     if args.out:
         args.out.write_text(json.dumps(outcome, indent=1) + "\n")
     if args.json:

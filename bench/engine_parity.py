@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from actors.rollout import RolloutWorker
-from bench.zero_parity import provenance
+from bench.provenance import provenance
 from pearl.config.engine import EngineConfig
 from pearl.config.model import ModelConfig
 from pearl.models import resolve_model
@@ -158,7 +158,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=128)
     arguments = parser.parse_args()
     comparisons = asyncio.run(run(arguments.model, arguments.prompts, arguments.tokens))
-    about = provenance()
+    about = provenance("bench.engine_parity", "torch", "deepspeed", "transformers")
     about["versions"]["sglang"] = version("sglang")
     report = about | {
         "command": "python -m bench.engine_parity " + " ".join(sys.argv[1:]),

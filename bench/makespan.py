@@ -27,19 +27,16 @@ from typing import Any
 
 import numpy as np
 
-from pearl.core import events as ev
 from pearl.core.decision import DecisionEngine, DecisionSettings
 from pearl.core.drain import DrainAware
-from pearl.core.events import Event, Instruction
 from pearl.core.layout import Layout
 from pearl.core.makespan import ClosedForm, MakespanModel, layout_of
-from pearl.core.profile import RuntimeTracker
 from pearl.core.search import colocated, mixtures, ratios
-from pearl.core.trajectory import TrajectoryId
 from pearl.core.workload import EngineProfile, Profile, TurnShape, WorkloadProfile
 from pearl.profiles import load_profile
 from pearl.sim.batch import run_batch
 from pearl.sim.engine import EngineOptions
+from pearl.sim.watcher import Watcher
 from pearl.sim.workload import AgentWorkload, Lognormal
 from pearl.sim.workload_profile import load_workload, workload_profile
 
@@ -108,23 +105,6 @@ class Setting:
 
     def drain_aware(self, **switches: bool) -> DrainAware:
         return DrainAware(prefill_keeps_response=self.options.prefill_keeps_response, **switches)
-
-
-class Watcher:
-    """Observer that shows a tracker the batches and, as a trainer would, that they are trained."""
-
-    def __init__(self, prior: Profile) -> None:
-        self.tracker = RuntimeTracker(prior)
-        self._groups: dict[int, list[TrajectoryId]] = {}
-
-    def saw(self, now: float, entry: Event | Instruction) -> None:
-        self.tracker.observe(entry, now)
-        if isinstance(entry, ev.TrajectoryScored):
-            self._groups.setdefault(entry.trajectory.group, []).append(entry.trajectory)
-        elif isinstance(entry, ev.FinishRun):
-            self.tracker.observe(ev.TrainBatch(1, tuple(tuple(group) for group in self._groups.values())), now)
-            self.tracker.observe(ev.BatchTrained(1), now)
-            self._groups = {}
 
 
 Policy = Callable[[Setting, Profile], Layout]

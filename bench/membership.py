@@ -13,23 +13,20 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import datetime
 import functools
 import json
 import os
-import platform
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from bench.provenance import provenance
 from pearl.cluster.local import LocalCluster
 from pearl.cluster.membership import MemberEvent
 from pearl.cluster.plugin import ElasticityPlugin
@@ -121,24 +118,13 @@ def summary(values: list[float]) -> dict[str, float]:
     }
 
 
-def provenance() -> dict[str, Any]:
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    return {
-        "command": "python -m bench.membership " + " ".join(sys.argv[1:]),
-        "commit": commit.stdout.strip(),
-        "date": datetime.date.today().isoformat(),
-        "machine": f"{os.cpu_count()} CPU cores ({platform.machine()}), shared, no GPU; load {os.getloadavg()[0]:.1f}",
-        "versions": {"distributed": version("distributed"), "python": platform.python_version()},
-    }
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object, no table")
     parser.add_argument("--workers", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=2)
     arguments = parser.parse_args()
-    source = provenance()
+    source = provenance("bench.membership", "distributed")
     result = {**asyncio.run(measure(arguments.workers, arguments.rounds)), **source}
     RESULT.write_text(json.dumps(result, indent=2, sort_keys=True) + "\n")
     if arguments.json:

@@ -21,7 +21,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench.zero_parity import free_ports, provenance
+from bench.provenance import provenance
+from bench.zero_parity import free_ports
 from pearl.config.trainer import TrainerConfig
 from pearl.core.trajectory import Segment, SegmentKind, StopReason, Trajectory, TrajectoryId
 from pearl.models import resolve_model
@@ -122,7 +123,7 @@ def main() -> int:
         ports = free_ports(2)
         plain = run(stage, 0, ports[0], arguments)
         rows.append(summary(run(stage, arguments.cycles, ports[1], arguments), plain["loss"]))
-    report = provenance() | {
+    report = provenance("bench.offload", "torch", "deepspeed", "transformers") | {
         "command": "python -m bench.offload " + " ".join(sys.argv[1:]),
         "model": arguments.model,
         "config": CONFIG,

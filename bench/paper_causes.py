@@ -18,7 +18,7 @@ from typing import Any
 from pearl.core.decision import DecisionEngine, DecisionSettings
 from pearl.core.makespan import ClosedForm
 from pearl.paper import published as p
-from pearl.paper.jobs import BatchJob, RunJob, Watcher, seeded
+from pearl.paper.jobs import BatchJob, Profiler, RunJob, seeded
 from pearl.paper.layouts import MOTIVATION_TRAINING_GPUS, ratios
 from pearl.paper.plan import Plan
 from pearl.paper.testbed import Testbed
@@ -95,7 +95,7 @@ def choices(world: World) -> dict[str, Any]:
     for model in p.MODELS:
         for workers in (2, 4, 8):
             testbed = Testbed(model=model, world=world)
-            watcher = Watcher(testbed)
+            watcher = Profiler(testbed)
             watcher.play(workers)
             for bubble in (True, False):
                 engine = DecisionEngine(DecisionSettings(mixed=False, constraints=False), ClosedForm(bubble=bubble))

@@ -29,7 +29,7 @@ from typing import Any
 import psutil
 from rich.console import Console
 
-from bench.zero_parity import provenance
+from bench.provenance import provenance
 from pearl.cli import quiet_libraries
 from pearl.config import RunConfig
 from pearl.config.load import load_config
@@ -161,7 +161,11 @@ def main() -> None:
         config = load_config(args.config, overrides)
         outcome = asyncio.run(measure(config, args.joins, args.borrows, args.seconds))
     command = "python -m bench.reconfiguration " + " ".join(sys.argv[1:])
-    outcome = provenance() | {"command": command, "load_average": os.getloadavg()[0]} | outcome
+    outcome = (
+        provenance("bench.reconfiguration", "torch", "deepspeed", "transformers")
+        | {"command": command, "load_average": os.getloadavg()[0]}
+        | outcome
+    )
     if args.out:
         args.out.write_text(json.dumps(outcome, indent=1) + "\n")
     print(json.dumps(outcome) if args.json else table(outcome))

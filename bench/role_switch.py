@@ -26,7 +26,7 @@ from typing import Any
 
 from actors.rollout import RELEASED_SHARE, RolloutWorker
 from bench.engine_parity import make_prompts, noisy_weights
-from bench.zero_parity import provenance
+from bench.provenance import provenance
 from pearl.config.engine import EngineConfig
 from pearl.config.model import ModelConfig
 from pearl.core.layout import Role
@@ -206,7 +206,7 @@ def main() -> int:
     parser.add_argument("--interface", default="lo", help="network interface that KV travels over")
     arguments = parser.parse_args()
     found = asyncio.run(run(arguments.model, arguments.switches, arguments.interface)).as_dict()
-    about = provenance()
+    about = provenance("bench.role_switch", "torch", "deepspeed", "transformers")
     about["versions"] |= {n: version(n) for n in ("sglang", "mooncake-transfer-engine-non-cuda")}
     report = about | {"command": "python -m bench.role_switch " + " ".join(sys.argv[1:])} | found
     kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}

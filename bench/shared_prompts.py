@@ -16,7 +16,8 @@ import sys
 from pathlib import Path
 from statistics import median
 
-from bench.zero_parity import free_ports, provenance
+from bench.provenance import provenance
+from bench.zero_parity import free_ports
 from pearl.config.trainer import TrainerConfig
 from pearl.core.trajectory import Segment, SegmentKind, StopReason, Trajectory, TrajectoryId
 from pearl.models import resolve_model
@@ -32,7 +33,7 @@ def main() -> None:
     args = parser.parse_args()
     config = TrainerConfig(micro_batch_tokens=2560, threads=args.threads)
     model = Path(resolve_model(args.model))
-    trainer = ZeroTrainer(config, model, "bfloat16", 0, 1, "127.0.0.1", *free_ports(1), 0, 4 * args.steps, 1.0, 600.0)
+    trainer = ZeroTrainer(config, model, "bfloat16", 0, 1, "127.0.0.1", free_ports(1)[0], 0, 4 * args.steps, 1.0, 600.0)
     assert trainer.shares_prompts, f"{args.model} cannot share prompts"
     seconds: dict[bool, list[float]] = {False: [], True: []}
     for step in range(1, 2 * args.steps + 3):
@@ -42,7 +43,7 @@ def main() -> None:
             seconds[trainer.shares_prompts].append(metrics["seconds"])
     trainer.close()
     apart, together = (args.prompt + args.response) * args.size, args.prompt + args.response * args.size
-    result = provenance() | {
+    result = provenance("bench.shared_prompts", "torch", "deepspeed", "transformers") | {
         "command": " ".join(["python -m bench.shared_prompts", *sys.argv[1:]]),
         "tokens_ratio": apart / together,
         "plain_s": median(seconds[False]),

@@ -13,21 +13,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import datetime
 import json
 import mmap
 import multiprocessing
 import os
-import platform
 import shutil
 import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections import defaultdict
-from importlib.metadata import version
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -37,6 +33,7 @@ from distributed.comm import Comm
 from distributed.core import Server, Status, connect
 from distributed.protocol import to_serialize
 
+from bench.provenance import provenance
 from pearl.cluster.local import LocalCluster
 from pearl.cluster.snapshots import PIECE_BYTES, WINDOW
 from pearl.core.events import Event
@@ -172,24 +169,13 @@ async def measure(megabytes: int, rounds: int) -> dict[str, Any]:
     return {"megabytes": megabytes, "rounds": rounds, "ways": rows}
 
 
-def provenance() -> dict[str, Any]:
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    return {
-        "command": "python -m bench.snapshot_fanout " + " ".join(sys.argv[1:]),
-        "commit": commit.stdout.strip(),
-        "date": datetime.date.today().isoformat(),
-        "machine": f"{os.cpu_count()} CPU cores ({platform.machine()}), shared, no GPU; load {os.getloadavg()[0]:.1f}",
-        "versions": {"distributed": version("distributed"), "python": platform.python_version()},
-    }
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object, no table")
     parser.add_argument("--megabytes", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
-    source = provenance()
+    source = provenance("bench.snapshot_fanout", "distributed")
     result = {**asyncio.run(measure(arguments.megabytes, arguments.rounds)), **source}
     RESULT.write_text(json.dumps(result, indent=2, sort_keys=True) + "\n")
     if arguments.json:

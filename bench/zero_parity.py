@@ -10,18 +10,16 @@ Writes `bench/results/zero_parity.json`.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
-import platform
 import random
 import socket
 import subprocess
 import sys
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from bench.provenance import provenance
 from pearl.config.trainer import TrainerConfig
 from pearl.core.trajectory import Segment, SegmentKind, StopReason, Trajectory, TrajectoryId
 from pearl.models import resolve_model
@@ -126,22 +124,6 @@ def table(results: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def provenance() -> dict[str, Any]:
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    import torch
-
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return {
-        "command": "python -m bench.zero_parity " + " ".join(sys.argv[1:]),
-        "commit": commit.stdout.strip(),
-        "date": datetime.date.today().isoformat(),
-        "machine": f"{os.cpu_count()} CPU cores ({platform.machine()}), {memory:.0f} GiB, {device}",
-        "versions": {name: version(name) for name in ("torch", "deepspeed", "transformers")}
-        | {"python": platform.python_version()},
-    }
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object, no table")
@@ -159,7 +141,7 @@ def main() -> int:
         return 0
     results = [result for ranks in RANKS for result in run_ranks(ranks, arguments)]
     largest = compare(results)
-    report = provenance() | {
+    report = provenance("bench.zero_parity", "torch", "deepspeed", "transformers") | {
         "model": arguments.model,
         "config": CONFIG,
         "tolerance": TOLERANCE,

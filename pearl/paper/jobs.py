@@ -13,13 +13,12 @@ from pearl.core.drain import DrainAware
 from pearl.core.events import Event, Instruction
 from pearl.core.layout import Layout
 from pearl.core.makespan import AlwaysPairs, ClosedForm, MakespanModel
-from pearl.core.profile import RuntimeTracker
-from pearl.core.trajectory import TrajectoryId
 from pearl.core.workload import Profile, TurnShape, WorkloadProfile
 from pearl.paper.testbed import Testbed
 from pearl.sim.batch import run_batch
 from pearl.sim.results import Results
 from pearl.sim.scenario import simulate
+from pearl.sim.watcher import Watcher
 
 Numbers = dict[str, Any]
 
@@ -80,7 +79,7 @@ class ChoiceJob:
     testbed: Testbed
 
     def play(self) -> Numbers:
-        watcher = Watcher(self.testbed)
+        watcher = Profiler(self.testbed)
         watcher.play(self.workers)
         profile = watcher.tracker.profile()
         drain = DrainAware(affinity=self.testbed.affinity)
@@ -144,13 +143,12 @@ class Operations:
         return {name: fmean(values) for name, values in self._seconds.items()}
 
 
-class Watcher:
-    """Shows a tracker whole batches and, as a trainer would, that they are trained."""
+class Profiler(Watcher):
+    """Plays batches of a testbed, for the tracker."""
 
     def __init__(self, testbed: Testbed) -> None:
         self.testbed, self.engine = testbed, testbed.models().engine
-        self.tracker = RuntimeTracker(Profile(self.engine, NOTHING_KNOWN))
-        self._groups: dict[int, list[TrajectoryId]] = {}
+        super().__init__(Profile(self.engine, NOTHING_KNOWN))
 
     def play(self, workers: int) -> None:
         """Batches on so many colocated workers, other ones than are judged."""
@@ -160,12 +158,3 @@ class Watcher:
                 Layout(colocated=workers), self.engine, t.make_workload(), t.batch, group_size=t.group_size,
                 first_task=TASKS_APART * number, max_tokens=t.max_tokens, affinity=t.affinity, observers=[self],
             )  # fmt: skip
-
-    def saw(self, now: float, entry: Event | Instruction) -> None:
-        self.tracker.observe(entry, now)
-        if isinstance(entry, ev.TrajectoryScored):
-            self._groups.setdefault(entry.trajectory.group, []).append(entry.trajectory)
-        elif isinstance(entry, ev.FinishRun):
-            self.tracker.observe(ev.TrainBatch(1, tuple(tuple(group) for group in self._groups.values())), now)
-            self.tracker.observe(ev.BatchTrained(1), now)
-            self._groups = {}
