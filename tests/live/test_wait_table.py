@@ -40,8 +40,9 @@ class ForEver:
 
 
 Row = Test | Within | ForEver
-WAITS, DRIVER, COMPONENTS = (
+WAITS, PROCESSES, DRIVER, COMPONENTS = (
     "live/test_blocked_waits.py",
+    "live/test_blocked_processes.py",
     "live/test_blocked_driver.py",
     "live/test_blocked_components.py",
 )
@@ -49,7 +50,7 @@ SNAPSHOTS = "cluster/test_snapshots.py"
 RECEIVER = Test(SNAPSHOTS, "test_a_receiver_that_is_there_and_does_nothing_is_left")
 SANDBOXES = "live/test_blocked_environments.py"
 CALL = "pearl/live/actors.py:Actors.call"
-TURN = Test(WAITS, "test_the_turn_of_a_trainer_is_free_after_a_call_that_was_never_answered")
+TURN = Test(PROCESSES, "test_the_turn_of_a_trainer_is_free_after_a_call_that_was_never_answered")
 STEP = Within("envs/agent.py:_within")
 REMOTE = Test(SANDBOXES, "test_a_remote_sandbox_that_does_not_answer")
 RANKS = Test(COMPONENTS, "test_ranks_that_never_come_or_stop_in_the_middle")
@@ -61,37 +62,39 @@ TABLE: dict[str, Row] = {
     # the driver
     "pearl/live/driver.py:Driver.run": Test(DRIVER, "test_a_scheduler_that_does_not_start"),
     "pearl/live/driver.py:Driver._next": Test(DRIVER, "test_standing_still_with_nothing_awaited_ends_the_run"),
-    "pearl/live/actors.py:Actors.start": Test(WAITS, "test_a_worker_that_does_not_join"),
-    "pearl/live/actors.py:Actors.board": Test(WAITS, "test_an_actor_that_is_never_made_in_a_process_that_came"),
+    "pearl/live/actors.py:Actors.start": Test(PROCESSES, "test_a_worker_that_does_not_join"),
+    "pearl/live/actors.py:Actors.board": Test(PROCESSES, "test_an_actor_that_is_never_made_in_a_process_that_came"),
     "pearl/live/actors.py:Actors._awaiting": Test(WAITS, "test_a_call_that_is_never_answered"),
     CALL: Test(WAITS, "test_a_call_that_is_never_answered"),
-    "pearl/live/actors.py:Actors.kill": Test(WAITS, "test_a_process_that_survives_its_kill"),
-    "pearl/live/actors.py:Actors.cause_of_death": Test(WAITS, "test_the_cause_of_death_of_a_living_process"),
+    "pearl/live/actors.py:Actors.kill": Test(PROCESSES, "test_a_process_that_survives_its_kill"),
+    "pearl/live/actors.py:Actors.cause_of_death": Test(PROCESSES, "test_the_cause_of_death_of_a_living_process"),
     "pearl/live/pair.py:serve_pair": Within(CALL),
     "pearl/live/pair.py:serve_pair.interrupt": Within(CALL),
-    "pearl/live/frozen.py:FrozenWeights._put_out": Test(WAITS, "test_weights_that_are_never_read"),
+    "pearl/live/frozen.py:FrozenWeights._put_out": Test(PROCESSES, "test_weights_that_are_never_read"),
     "pearl/live/snapshots.py:HostSnapshots.at": Test(WAITS, "test_weights_that_never_come_to_another_host"),
     "pearl/live/snapshots.py:HostSnapshots._fetch": Within("pearl/live/snapshots.py:HostSnapshots.at"),
     "pearl/live/trainer.py:TrainerGroup.start": TURN,
     "pearl/live/trainer.py:TrainerGroup.train": TURN,
     "pearl/live/trainer.py:TrainerGroup.offload": TURN,
     "pearl/live/trainer.py:TrainerGroup.reload": TURN,
-    "pearl/live/rollout.py:RolloutWorkers._departed": Test(WAITS, "test_an_engine_that_does_not_end_in_good_order"),
-    "pearl/live/slots.py:PreemptibleSlots.close": Test(WAITS, "test_slots_that_do_not_go_at_the_end"),
-    "pearl/live/trainer.py:TrainerGroup.publish": Test(WAITS, "test_weights_that_are_never_copied"),
-    "pearl/live/trainer.py:TrainerGroup.idle": Test(WAITS, "test_the_last_work_of_a_trainer"),
+    "pearl/live/rollout.py:RolloutWorkers._departed": Test(PROCESSES, "test_an_engine_that_does_not_end_in_good_order"),
+    "pearl/live/slots.py:PreemptibleSlots.close": Test(PROCESSES, "test_slots_that_do_not_go_at_the_end"),
+    "pearl/live/trainer.py:TrainerGroup.publish": Test(PROCESSES, "test_weights_that_are_never_copied"),
+    "pearl/live/trainer.py:TrainerGroup.idle": Test(PROCESSES, "test_the_last_work_of_a_trainer"),
     "pearl/live/waits.py:WaitTable.until": Test(
         COMPONENTS, "test_a_registered_wait_names_both_and_its_thread_holds_nobody_up"
     ),
     "pearl/live/train.py:train": Within("envs/sandbox/folder.py:sweep"),
     "pearl/live/evaluate.py:_play": Within("envs/sandbox/folder.py:sweep"),
     # the cluster
-    "pearl/cluster/actor_ref.py:ActorRef.call": Test(WAITS, "test_a_stopped_process"),
-    "pearl/cluster/local.py:LocalCluster._close": Test(WAITS, "test_a_cluster_that_does_not_start_or_close"),
-    "pearl/cluster/local.py:LocalCluster.start_worker": Test(WAITS, "test_a_worker_that_does_not_join"),
-    "pearl/cluster/local.py:LocalCluster.create_actor": Test(WAITS, "test_an_actor_that_is_never_made"),
-    "pearl/cluster/local.py:LocalCluster.cause_of_death": Test(WAITS, "test_the_cause_of_death_of_a_living_process"),
-    "pearl/cluster/local.py:LocalCluster._kill": Test(WAITS, "test_a_process_that_survives_its_kill"),
+    "pearl/cluster/actor_ref.py:ActorRef.call": Test(PROCESSES, "test_a_stopped_process"),
+    "pearl/cluster/local.py:LocalCluster._close": Test(PROCESSES, "test_a_cluster_that_does_not_start_or_close"),
+    "pearl/cluster/local.py:LocalCluster.start_worker": Test(PROCESSES, "test_a_worker_that_does_not_join"),
+    "pearl/cluster/local.py:LocalCluster.create_actor": Test(PROCESSES, "test_an_actor_that_is_never_made"),
+    "pearl/cluster/local.py:LocalCluster.cause_of_death": Test(
+        PROCESSES, "test_the_cause_of_death_of_a_living_process"
+    ),
+    "pearl/cluster/local.py:LocalCluster._kill": Test(PROCESSES, "test_a_process_that_survives_its_kill"),
     "pearl/cluster/membership.py:Membership._catch_up": Test(
         COMPONENTS, "test_a_scheduler_that_does_not_say_who_is_there"
     ),
@@ -201,8 +204,8 @@ TABLE: dict[str, Row] = {
 
 KEYS: dict[str, Row] = {
     **{call.key: Test(WAITS, "test_a_call_that_is_never_answered") for call in CALLS if call.key},
-    "engine_stop_s": Test(WAITS, "test_an_engine_that_does_not_end_in_good_order"),
-    "worker_start_s": Test(WAITS, "test_a_worker_that_does_not_join"),
+    "engine_stop_s": Test(PROCESSES, "test_an_engine_that_does_not_end_in_good_order"),
+    "worker_start_s": Test(PROCESSES, "test_a_worker_that_does_not_join"),
     "no_progress_s": Test(DRIVER, "test_standing_still_with_nothing_awaited_ends_the_run"),
     "shutdown_s": Test(DRIVER, "test_actors_that_do_not_stop_are_killed_at_the_deadline"),
 }
