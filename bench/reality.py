@@ -4,7 +4,8 @@
 
 Live runs of (slots, trajectories of a batch) = (1, 8), (1, 16), (2, 8) and (2, 16), synchronous, so that the trainer
 rests while trajectories are rolled out. Everything of a run is confined to as many cores as it has slots: a slot of a
-cluster brings its own cores along, and a second one here must not cost the first one what it had. The first run gives
+cluster brings its own cores along, and a second one here must not cost the first one what it had. Environments wait and
+need no core (`bench/waiting.py`): on one core with the engine they would slow it down, and each other. The first run gives
 the profile (`profile.yaml`), the trajectories and the environments' times; the simulator and the drain-aware model
 predict the others from these alone. A makespan is from the first request of a batch to its last answer of an
 environment; a run's first batch, in which everything is cold, does not count.
@@ -84,7 +85,7 @@ def configure(arguments: argparse.Namespace, slots: int, batch: int, folder: Pat
     overrides = [
         f"run_dir={folder}", f"cluster.rollout_workers={slots}", f"pipeline.steps={arguments.steps}",
         f"pipeline.group_size={GROUP}", f"pipeline.groups_per_batch={batch // GROUP}", "pipeline.max_staleness_steps=0",
-        "environment.family=files", "environment.max_turns=3", "environment.tasks=64",
+        "environment.family=bench.waiting:WaitingFamily", "environment.max_turns=3", "environment.tasks=64",
     ]  # fmt: skip
     return load_config(arguments.config, [*overrides, *arguments.overrides])
 
