@@ -4,19 +4,21 @@
     python -m venv /tmp/official && /tmp/official/bin/pip install swebench==5.0.2
     python -m bench.env_peers TASKS --mini /tmp/mini/bin/python --official /tmp/official/bin/python
                               [--engine podman --image IMAGE] [--only ID]... [--part PART]... [--cheat NAME]...
-                              [--json FILE]
+                              [--json FILE] [--again]
 
 TASKS are validated ones (`pearl env validate --output`); without --only the first ten. Each probe is one thing that an
 agent's command must not be able to do, looked at from outside. Each cheat is work that resolves nothing: PEARL grades
 it as it grades an agent's; for the official grader the tests run in the same kind of sandbox, with the test patch over
 the work as its evaluation script puts it, and it judges their log. Parts are pearl, local, bubblewrap, docker and
-grading; other parts and tasks that are in FILE stay there.
+grading. FILE is written after each task of a part; what it has already is not measured again, unless --again or --cheat
+is given.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import shlex
@@ -24,6 +26,7 @@ import subprocess
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +75,8 @@ def probe_pearl(runner: asyncio.Runner, backend: BubblewrapBackend, built: Built
     return probe(opened, shlex.join(built.recipe.test_cmd))
 
 
-def probe_peer(kind: str, python: str, built: list[BuiltTask], programs: dict[str, str]) -> list[dict[str, Any]]:
-    fields = {one.record.instance_id: _fields(place_of(one)) for one in built}
+def probe_peer(kind: str, python: str, built: BuiltTask, programs: dict[str, str]) -> dict[str, Any]:
+    fields = {built.record.instance_id: _fields(place_of(built))}
     said = subprocess.run(
         [python, "-m", "bench.peer_probes"],
         input=json.dumps({"kind": kind, "programs": programs, "places": fields}),
@@ -82,7 +85,8 @@ def probe_peer(kind: str, python: str, built: list[BuiltTask], programs: dict[st
         text=True,
         check=True,
     ).stdout
-    return [json.loads(line) for line in said.splitlines() if line.startswith('{"task"')]
+    row = next(json.loads(line) for line in said.splitlines() if line.startswith('{"task"'))
+    return {name: value for name, value in row.items() if name != "task"}
 
 
 def _fields(place: Place) -> dict[str, Any]:
@@ -115,7 +119,7 @@ async def official_log(backend: BubblewrapBackend, built: BuiltTask, changes: di
 
 
 async def grade_all(
-    backend: BubblewrapBackend, builder: Builder, built: list[BuiltTask], folder: Path, chosen: list[str] | None
+    backend: BubblewrapBackend, builder: Builder, built: BuiltTask, folder: Path, chosen: list[str] | None
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """PEARL's verdicts, and the official grader's jobs."""
     some = asyncio.Semaphore(AT_ONCE)
@@ -142,11 +146,9 @@ async def grade_all(
         }
         return own, job
 
-    tried = []
-    for task in built:
-        gold = await asyncio.to_thread(builder.changes, task, task.record.patch)
-        named = {NOTHING: {}, GOLD: gold, **cheats(task)}
-        tried += [one(task, cheat, changes) for cheat, changes in named.items() if not chosen or cheat in chosen]
+    gold = await asyncio.to_thread(builder.changes, built, built.record.patch)
+    named = {NOTHING: {}, GOLD: gold, **cheats(built)}
+    tried = [one(built, cheat, changes) for cheat, changes in named.items() if not chosen or cheat in chosen]
     done = await asyncio.gather(*tried)
     return [own for own, _ in done], [job for _, job in done]
 
@@ -166,54 +168,51 @@ def by_task(rows: list[dict[str, Any]]) -> dict[str, dict[str, bool]]:
     return found
 
 
-def measure(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """By part and who it was, the rows of each task."""
+def measure(args: argparse.Namespace, known: dict[str, Any]) -> Iterator[dict[str, dict[str, Any]]]:
+    """By part and who it was, the rows of each task, as they are found; those of `known` are not measured again."""
     os.environ.update(SECRET)
     records = load_tasks(args.tasks)
     chosen = [record for record in records if not args.only or record.instance_id in args.only][:TASKS]
     builder = Builder(SwebenchConfig(tasks_file=args.tasks))
     backend = BubblewrapBackend(LIMITS.model_copy(update={"memory_mb": MEMORY_MB}), name="env-peers")
-    rows: dict[str, dict[str, Any]] = {"environments": {}, "grading": {}}
     parts = args.part or [*ENVIRONMENTS, GRADING]
+    programs = {"bwrap": str(bwrap_path()), "engine": args.engine, "image": args.image}
     try:
         built = [builder.build(record) for record in chosen]
         with asyncio.Runner() as runner, tempfile.TemporaryDirectory() as folder:
-            for kind, name in ENVIRONMENTS.items():
-                name += f" ({args.engine})" if kind == "docker" else ""
-                if kind in parts and kind in PEERS:
-                    programs = {"bwrap": str(bwrap_path()), "engine": args.engine, "image": args.image}
-                    found = probe_peer(kind, args.mini, built, programs)
-                    rows["environments"][name] = {row.pop("task"): row for row in found}
-                elif kind in parts:
-                    own = {one.record.instance_id: probe_pearl(runner, backend, one) for one in built}
-                    rows["environments"][name] = own
-            if GRADING in parts:
-                graded, jobs = runner.run(grade_all(backend, builder, built, Path(folder), args.cheat))
-                said = subprocess.run(
-                    [args.official, "-m", "bench.peer_grader"],
-                    input=json.dumps(jobs),
-                    capture_output=True,
-                    text=True,
-                    check=True,
-                ).stdout
-                official = json.loads(said[said.index("{") :])
-                rows["grading"] = {
-                    "pearl": by_task(graded),
-                    f"swebench {official['version']}": by_task(official["verdicts"]),
-                }
+            for kind, one in itertools.product(ENVIRONMENTS, built):
+                name = ENVIRONMENTS[kind] + (f" ({args.engine})" if kind == "docker" else "")
+                task = one.record.instance_id
+                if kind in parts and task not in known.get("environments", {}).get(name, {}):
+                    found = probe_peer(kind, args.mini, one, programs) if kind in PEERS else None
+                    yield {"environments": {name: {task: found or probe_pearl(runner, backend, one)}}}
+            for one in built if GRADING in parts else ():
+                if args.cheat or one.record.instance_id not in known.get("grading", {}).get("pearl", {}):
+                    graded, jobs = runner.run(grade_all(backend, builder, one, Path(folder), args.cheat))
+                    yield {"grading": {"pearl": by_task(graded), **judge_officially(args.official, jobs)}}
             runner.run(backend.close())
     finally:
         builder.close()
-    return rows
 
 
-def joined(before: dict[str, Any], rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """What was measured now over what an earlier call measured, and both summed up."""
-    for part, by_name in before.get("rows", {}).items():
-        for name, tasks in by_name.items():
-            now = rows[part].setdefault(name, {})
-            rows[part][name] = {task: {**tasks.get(task, {}), **now.get(task, {})} for task in {**tasks, **now}}
-        rows[part] = dict(sorted(rows[part].items(), key=lambda found: (found[0] != "pearl", found[0])))
+def judge_officially(python: str, jobs: list[dict[str, Any]]) -> dict[str, Any]:
+    said = subprocess.run(
+        [python, "-m", "bench.peer_grader"], input=json.dumps(jobs), capture_output=True, text=True, check=True
+    ).stdout
+    official = json.loads(said[said.index("{") :])
+    return {f"swebench {official['version']}": by_task(official["verdicts"])}
+
+
+def joined(before: dict[str, Any], now: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """What was measured now over what was before, and both summed up."""
+    rows: dict[str, dict[str, Any]] = {"environments": {}, "grading": {}}
+    for measured in (before, now):
+        for part, by_name in measured.items():
+            for name, tasks in by_name.items():
+                for task, row in tasks.items():
+                    rows[part].setdefault(name, {}).setdefault(task, {}).update(row)
+    for part, by_name in rows.items():
+        rows[part] = dict(sorted(by_name.items(), key=lambda found: (found[0] != "pearl", found[0])))
     return {
         "environments": {name: together(list(found.values())) for name, found in rows["environments"].items()},
         "grading": {name: verdicts(found) for name, found in rows["grading"].items()},
@@ -233,12 +232,15 @@ def main() -> None:
     parser.add_argument("--part", action="append", choices=(*ENVIRONMENTS, GRADING))
     parser.add_argument("--cheat", action="append", choices=(NOTHING, GOLD, *NAMES), help="of the grading, these only")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--again", action="store_true", help="measure what FILE has already, too")
     args = parser.parse_args()
     before = json.loads(args.json.read_text()) if args.json and args.json.exists() else {}
-    result = joined(before, measure(args))
+    result = joined(before.get("rows", {}), {})
+    for rows in measure(args, {} if args.again else result["rows"]):
+        result = joined(result["rows"], rows)
+        if args.json:
+            args.json.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps({name: result[name] for name in ("environments", "grading")}, indent=1))
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":
