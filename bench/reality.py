@@ -6,8 +6,8 @@ Live runs of (slots, trajectories of a batch) = (1, 8), (1, 16), (2, 8) and (2, 
 rests while trajectories are rolled out. Everything of a run is confined to as many cores as it has slots: a slot of a
 cluster brings its own cores along, and a second one here must not cost the first one what it had. Environments wait
 and need no core (`bench/waiting.py`): on one core with the engine they would slow it down, and each other. The first
-run gives the profile (`profile.yaml`), the trajectories and the environments' times; the simulator and the drain-
-aware model predict the others from these alone. A makespan is from the first request of a batch to its last answer of
+run gives the profile (`profile.yaml`), the trajectories and the environments' times; the simulator and the
+drain-aware model predict the others from these alone. A makespan is from the first request of a batch to its last answer of
 an environment; a run's first batch, in which everything is cold, does not count.
 """
 
