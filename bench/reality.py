@@ -7,8 +7,8 @@ rests while trajectories are rolled out. Everything of a run is confined to as m
 cluster brings its own cores along, and a second one here must not cost the first one what it had. Environments wait
 and need no core (`bench/waiting.py`): on one core with the engine they would slow it down, and each other. The first
 run gives the profile (`profile.yaml`), the trajectories and the environments' times; the simulator and the
-drain-aware model predict the others from these alone. A makespan is from the first request of a batch to its last answer of
-an environment; a run's first batch, in which everything is cold, does not count.
+drain-aware model predict the others from these alone. A makespan is from the first request of a batch to its last
+answer of an environment; a run's first batch, in which everything is cold, does not count.
 """
 
 from __future__ import annotations
