@@ -13,6 +13,7 @@ from typing import Protocol
 
 from pearl.core.events.base import Event
 from pearl.core.layout import SlotInfo, Zone
+from pearl.core.requests import Cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +26,20 @@ class SlotShape:
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed(Event):
-    """The provider did not give `count` of the slots that were asked for; only `request` asks for them again."""
+    """The provider did not give `count` of the slots that were asked for.
+
+    Another option of the provider that does not rest is asked at once; else only `request` asks for them again.
+    """
 
     zone: Zone
     count: int
     shape: SlotShape
     reason: str
+    cause: Cause = Cause.OTHER
+    option: str = ""
+    """Instance type, availability zone, partition or host that was asked."""
+    again_s: float = 0.0
+    """Before that nothing of it is worth asking for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,8 @@ from pearl.cluster.identity import Identity
 from pearl.cluster.plugin import TOPIC
 
 RESYNC_S = 10.0
+LOST_TURNS = 3
+"""A scheduler that answered at none of this many turns is lost, or another one without our plugin is in its place."""
 ANSWER_S = 10.0
 """The scheduler answers a query within this time, or is asked again at the next turn."""
 
@@ -54,8 +56,15 @@ class Position:
 class Membership:
     """Follows one scheduler on behalf of one driver."""
 
-    def __init__(self, client: Client, on_event: Callable[[MemberEvent], None], start: Position | None = None) -> None:
-        self.client, self.on_event = client, on_event
+    def __init__(
+        self,
+        client: Client,
+        on_event: Callable[[MemberEvent], None],
+        start: Position | None = None,
+        on_lost: Callable[[str], None] = lambda reason: None,
+    ) -> None:
+        """`on_lost(reason)`: the scheduler is gone for good; called once."""
+        self.client, self.on_event, self.on_lost = client, on_event, on_lost
         self.epoch, self.seq = (start.epoch, start.seq) if start else ("", 0)
         self.present = {event.identity.slot: event for event in start.present} if start else {}
         self._behind = asyncio.Event()
@@ -77,15 +86,21 @@ class Membership:
                 await self._task
 
     async def _resync(self) -> None:
+        unanswered = 0
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._behind.wait(), RESYNC_S)
             self._behind.clear()
             try:
                 await self._catch_up()
-            except (OSError, TimeoutError, AttributeError):  # no connection: the next turn asks again
-                pass
+                unanswered = 0
+            except (OSError, TimeoutError, AttributeError) as error:  # no connection: the next turn asks again
+                unanswered += 1
+                if unanswered == LOST_TURNS:
+                    self.on_lost(f"it did not answer {unanswered} times: {error}")
             except ClosedClientError:
+                if unanswered < LOST_TURNS:
+                    self.on_lost("the connection to it broke and could not be made again")
                 return
 
     def _live(self, event: tuple[float, dict[str, Any]]) -> None:

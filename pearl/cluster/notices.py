@@ -21,6 +21,7 @@ from typing import Protocol
 
 from distributed.comm import connect
 from distributed.core import send_recv
+from distributed.security import Security
 
 from pearl.config.cluster import NoticesConfig
 
@@ -141,8 +142,9 @@ def source_of(config: NoticesConfig) -> Source | None:
 class Reporter:
     """Brings notices of one life of a slot to the scheduler, from any thread."""
 
-    def __init__(self, scheduler: str, slot: str, incarnation: int) -> None:
+    def __init__(self, scheduler: str, slot: str, incarnation: int, security: Security | None = None) -> None:
         self.scheduler, self.slot, self.incarnation = scheduler, slot, incarnation
+        self.connection = security.get_connection_args("worker") if security else {}
 
     def report(self, notice: Notice) -> None:
         """Returns when the scheduler knows, or the time is over."""
@@ -155,7 +157,7 @@ class Reporter:
     async def _send(self, seconds_left: float, source: str) -> bool:
         try:
             async with asyncio.timeout(SEND_S):
-                comm = await connect(self.scheduler)
+                comm = await connect(self.scheduler, **self.connection)
                 try:
                     who = {"slot": self.slot, "incarnation": self.incarnation}
                     reply = await send_recv(comm, op="pearl_notice", **who, seconds_left=seconds_left, source=source)

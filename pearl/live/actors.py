@@ -12,8 +12,9 @@ from actors.rollout import RolloutWorker
 from actors.trainer import TrainerWorker
 from pearl.cluster.actor_ref import ActorRef
 from pearl.cluster.binding import Binding
+from pearl.cluster.cluster import REAP_S, Cluster
 from pearl.cluster.errors import ActorLost, ActorTimeout
-from pearl.cluster.local import KILL_S, REAP_S, LocalCluster
+from pearl.cluster.processes import KILL_S
 from pearl.core.layout import Zone
 from pearl.live.waits import WaitTable
 
@@ -37,7 +38,7 @@ class Actors:
 
     def __init__(
         self,
-        cluster: LocalCluster,
+        cluster: Cluster,
         bindings: dict[str, Binding],
         waits: WaitTable,
         worker_start_s: float,
@@ -57,7 +58,8 @@ class Actors:
 
     def comes_and_goes(self, slot: str) -> bool:
         """The slot's process is not ours to start: an adapter brings it."""
-        return self.bindings[slot].zone == Zone.PREEMPTIBLE
+        binding = self.bindings.get(slot)
+        return binding is None or binding.zone == Zone.PREEMPTIBLE
 
     def life(self, slot: str) -> int:
         """Of the process that an adapter has brought; 0 if there is none."""
@@ -92,7 +94,7 @@ class Actors:
             await self.cluster.kill(slot, incarnation)
 
     async def cause_of_death(self, slot: str, incarnation: int) -> str | None:
-        """See `LocalCluster.cause_of_death`."""
+        """See `Cluster.cause_of_death`."""
         with self.waits.open("driver", f"the cause of death of {slot}", REAP_S):
             return await self.cluster.cause_of_death(slot, incarnation)
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from pearl.cluster.cluster import Cluster
 from pearl.cluster.errors import ActorCallFailed
 from pearl.cluster.identity import own_host
-from pearl.cluster.local import LocalCluster
 from pearl.cluster.membership import MemberEvent
 from pearl.cluster.snapshots import Source, fetch_at, retire_at
 from pearl.core.events import Event
@@ -33,7 +33,7 @@ RETRY_S = 1.0
 
 
 class HostSnapshots:
-    def __init__(self, cluster: LocalCluster, waits: WaitTable, root: Path, post: Callable[[Event], None]) -> None:
+    def __init__(self, cluster: Cluster, waits: WaitTable, root: Path, post: Callable[[Event], None]) -> None:
         """`root`: where the trainer writes."""
         self.cluster, self.waits, self.root, self.post = cluster, waits, root, post
         self.origin = Origin(own_host(), str(root))

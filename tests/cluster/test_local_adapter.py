@@ -144,7 +144,7 @@ async def test_a_worker_with_other_code_is_a_failed_request_and_ends(
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "pearl.cluster.local.version_differences", lambda versions: ["torch: driver has 1, worker has 2"]
+        "pearl.cluster.cluster.version_differences", lambda versions: ["torch: driver has 1, worker has 2"]
     )
     setup.adapter.offer("preemptible-0")
     await setup.adapter.request(Zone.PREEMPTIBLE, 1, CPU)

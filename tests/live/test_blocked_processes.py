@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from pearl.cluster import local
+from pearl.cluster import cluster as cluster_module
+from pearl.cluster import processes
 from pearl.cluster.errors import ActorError, ActorTimeout
 from pearl.cluster.local import LocalCluster
 from pearl.core import events as ev
@@ -83,8 +84,8 @@ async def test_a_process_that_survives_its_kill(
         pid = cluster.workers["rollout-0"].process.pid
         os.kill(pid, signal.SIGSTOP)
         with monkeypatch.context() as patch:
-            patch.setattr(local, "KILL_S", LIMIT_S)
-            patch.setattr(local.os, "killpg", lambda *_: None)
+            patch.setattr(processes, "KILL_S", LIMIT_S)
+            patch.setattr(processes.os, "killpg", lambda *_: None)
             with ends_at():
                 await stage.actors.kill("rollout-0", stage.life)
             with ends_at():
@@ -100,7 +101,7 @@ async def test_the_cause_of_death_of_a_living_process(cluster: LocalCluster, tmp
     stage = Stage(cluster, tmp_path, Willing)
     try:
         await rollout(stage)
-        with ends_at(local.REAP_S):
+        with ends_at(cluster_module.REAP_S):
             assert await cluster.cause_of_death("rollout-0", stage.life) is None
     finally:
         await stage.close()
@@ -112,15 +113,15 @@ async def test_a_cluster_that_does_not_start_or_close(tmp_path: Path, monkeypatc
     async def never(*_: Any) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(local, "CLOSE_S", LIMIT_S)
-    monkeypatch.setattr(local.Client, "register_plugin", never)
+    monkeypatch.setattr(cluster_module, "CLOSE_S", LIMIT_S)
+    monkeypatch.setattr(cluster_module.Client, "register_plugin", never)
     starting = LocalCluster(tmp_path, lambda *_: None)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(2.0), starting:
             raise AssertionError("it has started")
     assert starting.scheduler.status.name == "closed"
     monkeypatch.undo()
-    monkeypatch.setattr(local, "CLOSE_S", LIMIT_S)
+    monkeypatch.setattr(cluster_module, "CLOSE_S", LIMIT_S)
     closing = LocalCluster(tmp_path, lambda *_: None)
     await closing.__aenter__()
     closing._stack.push_async_callback(never)

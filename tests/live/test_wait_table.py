@@ -88,13 +88,15 @@ TABLE: dict[str, Row] = {
     "pearl/live/evaluate.py:_play": Within("envs/sandbox/folder.py:sweep"),
     # the cluster
     "pearl/cluster/actor_ref.py:ActorRef.call": Test(PROCESSES, "test_a_stopped_process"),
-    "pearl/cluster/local.py:LocalCluster._close": Test(PROCESSES, "test_a_cluster_that_does_not_start_or_close"),
-    "pearl/cluster/local.py:LocalCluster.start_worker": Test(PROCESSES, "test_a_worker_that_does_not_join"),
-    "pearl/cluster/local.py:LocalCluster.create_actor": Test(PROCESSES, "test_an_actor_that_is_never_made"),
-    "pearl/cluster/local.py:LocalCluster.cause_of_death": Test(
-        PROCESSES, "test_the_cause_of_death_of_a_living_process"
-    ),
-    "pearl/cluster/local.py:LocalCluster._kill": Test(PROCESSES, "test_a_process_that_survives_its_kill"),
+    "pearl/cluster/cluster.py:Cluster._close": Test(PROCESSES, "test_a_cluster_that_does_not_start_or_close"),
+    "pearl/cluster/cluster.py:Cluster.start_worker": Test(PROCESSES, "test_a_worker_that_does_not_join"),
+    "pearl/cluster/cluster.py:Cluster.create_actor": Test(PROCESSES, "test_an_actor_that_is_never_made"),
+    "pearl/cluster/cluster.py:Cluster.cause_of_death": Test(PROCESSES, "test_the_cause_of_death_of_a_living_process"),
+    "pearl/cluster/processes.py:LocalProcess.ended": Test(PROCESSES, "test_a_process_that_survives_its_kill"),
+    "pearl/cluster/processes.py:LocalProcess.wait": Within("pearl/cluster/cluster.py:Cluster.start_worker"),
+    "pearl/cluster/processes.py:LocalLauncher.left": ForEver("it looks once through the processes of this host"),
+    "pearl/cluster/processes.py:LocalLauncher.sweep": ForEver("it kills, and gives up after GONE_S"),
+    "pearl/cluster/worker.py:_security": ForEver("standard input ends with the one who started the worker"),
     "pearl/cluster/membership.py:Membership._catch_up": Test(
         COMPONENTS, "test_a_scheduler_that_does_not_say_who_is_there"
     ),
