@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.sandbox.backend import BubblewrapBackend
-from envs.swebench import decoys, grade
+from envs.swebench import grade
 from envs.swebench.builder import Builder
 from envs.swebench.errors import TaskError
 from envs.swebench.limits import LIMITS
@@ -38,19 +38,17 @@ async def study(records: Sequence[TaskRecord], builder: Builder, backend: Bubble
             rows.append({"instance_id": record.instance_id, "reason": f"{error.reason}: {error}"})
             continue
         names = [normalise(name) for name in (*record.fail_to_pass, *record.pass_to_pass)]
-        decoy = grade.draw_decoy(record, dict.fromkeys(names, Status.PASSED), grade.read_tests(built))
+        decoy = grade.draw_decoy(built, record, dict.fromkeys(names, Status.PASSED), share=1.0)
         row: dict[str, Any] = {"instance_id": record.instance_id, "tests": len(names), "turned": 0, "still_pass": []}
         if decoy is not None:
             trial = await run_tests(built, backend, builder.changes(built, record.patch), TEST_S, decoy.sources)
-            passing = sorted(name for name in decoy.fail if (s := trial.statuses.get(name)) is not None and s.passes)
-            row |= {"turned": len(decoy.fail), "still_pass": passing, "doubt": trial.doubt}
+            row |= {"turned": len(decoy.fail), "still_pass": grade.still_passing(decoy, trial), "doubt": trial.doubt}
         rows.append(row)
         print(json.dumps(row), flush=True)
     return rows
 
 
 async def main(options: argparse.Namespace) -> None:
-    decoys.SHARE = 1.0  # all that can be
     records = [r for r in load_tasks(options.tasks) if not options.only or r.instance_id in options.only]
     builder, backend = Builder(SwebenchConfig()), BubblewrapBackend(LIMITS, name="decoys")
     try:

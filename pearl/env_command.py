@@ -198,9 +198,6 @@ def validate(
     output: Annotated[
         Path | None, typer.Option(help="Write the valid tasks here as they are found, with their lists.")
     ] = None,
-    graded: Annotated[
-        bool, typer.Option("--graded", help="Also grade the gold patch as an agent's work; drop tasks where it fails.")
-    ] = False,
     logs: Annotated[Path | None, typer.Option(help="Keep the last logs of each task in this directory.")] = None,
     cache: Cache = None,
     jobs: Jobs = None,
@@ -230,7 +227,7 @@ def validate(
 
             async def one(record: TaskRecord) -> Any:
                 limit = max(test_s, RUN_FACTOR * (record.run_s or 0.0))
-                found = await validate_task(record, shop.builder, shop.backend, runs=runs, test_s=limit, graded=graded)
+                found = await validate_task(record, shop.builder, shop.backend, runs=runs, test_s=limit)
                 said = found.record.status if found.valid else "not valid"
                 flaky = f"; {len(found.flaky)} flaky" if found.flaky else ""
                 reason = f"; {found.reason}" if found.reason else ""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from envs.swebench.frameworks import false_assertion
 
 SHARE = 0.5
-"""Of the tests that can be turned round, this share is; at least one that the task is about."""
+"""Of the tests that can be turned round, this share is by default; at least one that the task is about."""
 FLIPPED = {
     "assertTrue": "assertFalse",
     "assertFalse": "assertTrue",
@@ -53,7 +53,11 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def make_decoy(
-    sources: Mapping[str, str], to_fix: Iterable[str], to_keep: Iterable[str], draw: random.Random | None = None
+    sources: Mapping[str, str],
+    to_fix: Iterable[str],
+    to_keep: Iterable[str],
+    draw: random.Random | None = None,
+    share: float = SHARE,
 ) -> Decoy | None:
     """`to_fix`, `to_keep`: tests that passed, by the names of their framework; None if none of `to_fix` is found.
 
@@ -68,7 +72,7 @@ def make_decoy(
         for name in names:
             for path, key in places(name, index):
                 found.setdefault((path, key), []).append(name)
-        drawn = [place for place in found if draw.random() < SHARE]
+        drawn = [place for place in found if draw.random() < share]
         if needed and not found:
             return None
         if needed and not drawn:

@@ -48,6 +48,14 @@ def named_tests(test_cmd: Iterable[str], exists: Callable[[str], bool]) -> list[
     return found
 
 
+def with_report(test_cmd: Iterable[str]) -> list[str]:
+    """The command; pytest's also lists each test with its verdict, in place of what it reports otherwise."""
+    words = list(test_cmd)
+    pytest = any(PurePosixPath(word).name in ("pytest", "py.test") for word in words)
+    reports = any(re.match(r"-r[A-Za-z]|-[qvsxl]+r", word) for word in words)
+    return [*words, "-rA"] if pytest and not reports else words
+
+
 @dataclass(frozen=True, slots=True)
 class Canaries:
     path: str

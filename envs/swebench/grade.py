@@ -1,13 +1,13 @@
 """From what a run of the tests said to a reward, by SWE-bench's rule, and to nothing at all if the machine failed.
 
 A log that earns a reward is not believed at once: the tests run a second time, some of them turned round (`decoys`).
+Before that, tests that did not pass but count (expected failures, skipped ones) are compared with the gold patch's.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Literal
@@ -16,24 +16,28 @@ from envs.errors import InfrastructureError
 from envs.protocol import Score
 from envs.sandbox.protocol import Entry, SandboxBackend
 from envs.swebench.builder import BuiltTask
-from envs.swebench.decoys import Decoy, make_decoy
+from envs.swebench.decoys import SHARE, Decoy, make_decoy
+from envs.swebench.errors import TaskError
 from envs.swebench.frameworks import named_tests
 from envs.swebench.parsers import Status, Statuses, normalise
 from envs.swebench.record import TaskRecord
+from envs.swebench.tools import Tools
+from envs.swebench.trees import apply_patch
 from envs.swebench.trial import Trial, admit, exists, run_tests
 
 Reward = Literal["resolved", "fraction"]
-EXPECTED = re.compile(r"xfail|expected_?failure", re.IGNORECASE)
-SHARE = 0.9
+TESTS_SHARE = 0.9
 """Part of the deadline that the tests may take; the rest is for making and removing the sandbox."""
+PATCH_S = 60.0
 
 
 def grade(record: TaskRecord, trial: Trial, reward: Reward) -> Score:
-    """`resolved`: all FAIL_TO_PASS and PASS_TO_PASS tests pass. Tests that did not run, or were skipped, do not pass.
+    """`resolved`: all FAIL_TO_PASS tests pass, all PASS_TO_PASS tests pass or are skipped. One that did not run fails.
 
-    `fraction`: the share of FAIL_TO_PASS that passes times the share of PASS_TO_PASS that does.
+    `fraction`: the share of FAIL_TO_PASS that passes times the share of PASS_TO_PASS that is kept.
     """
-    fixed, kept = passing(record.fail_to_pass, trial.statuses), passing(record.pass_to_pass, trial.statuses)
+    fixed = sum(status.passes for status in _named(record.fail_to_pass, trial.statuses))
+    kept = sum(status.kept for status in _named(record.pass_to_pass, trial.statuses))
     to_fix, to_keep = len(record.fail_to_pass), len(record.pass_to_pass)
     resolved = not trial.doubt and fixed == to_fix and kept == to_keep
     share = 0.0 if trial.doubt else fixed / to_fix * (kept / to_keep if to_keep else 1.0)
@@ -49,8 +53,8 @@ def grade(record: TaskRecord, trial: Trial, reward: Reward) -> Score:
     return Score(float(resolved) if reward == "resolved" else share, detail)
 
 
-def passing(names: tuple[str, ...], statuses: Statuses) -> int:
-    return sum(status.passes for name in names if (status := statuses.get(normalise(name))) is not None)
+def _named(names: Iterable[str], statuses: Statuses) -> list[Status]:
+    return [status for name in names if (status := statuses.get(normalise(name))) is not None]
 
 
 async def grade_changes(
@@ -71,9 +75,9 @@ async def grade_changes(
     loop = asyncio.get_running_loop()
     end = loop.time() + timeout_s
 
-    async def run(tests: Mapping[str, str] | None = None) -> Trial:
-        left = SHARE * (end - loop.time())
-        trial = await run_tests(built, backend, changes, min(test_s, left), tests)
+    async def run(files: Mapping[str, Entry], tests: Mapping[str, str] | None = None) -> Trial:
+        left = TESTS_SHARE * (end - loop.time())
+        trial = await run_tests(built, backend, files, min(test_s, left), tests)
         if trial.timed_out and left < test_s:
             raise InfrastructureError(
                 f"{built.record.instance_id}: scoring's deadline of {timeout_s:g} s came before the tests' own of "
@@ -83,17 +87,18 @@ async def grade_changes(
 
     for attempt in range(1, attempts + 1):
         try:
-            trial = await run()
+            trial = await run(changes)
             score = grade(built.record, trial, reward)
+            if score.reward and excused(built.record, trial.statuses):
+                gold = await run(await asyncio.to_thread(gold_changes, built))
+                trial = replace(trial, statuses=without_own_excuses(built.record, trial.statuses, gold.statuses))
+                score = grade(built.record, trial, reward)
             if score.reward == 0:
                 return score
-            sources = await asyncio.to_thread(read_tests, built)
-            if doubt := unexpected_failures(built.record, trial.statuses, sources):
-                return grade(built.record, replace(trial, doubt=doubt), reward)
-            decoy = await asyncio.to_thread(draw_decoy, built.record, trial.statuses, sources)
+            decoy = await asyncio.to_thread(draw_decoy, built, built.record, trial.statuses)
             if decoy is None:
                 return replace(score, detail={**score.detail, "unproven": 1.0})
-            again = await run(decoy.sources)
+            again = await run(changes, decoy.sources)
             if again.timed_out:  # tests that fail may hang: no proof of anything
                 raise InfrastructureError(f"{built.record.instance_id}: the tests did not end when some of them failed")
             return grade(built.record, replace(trial, doubt=doubt_of(decoy, again)), reward)
@@ -103,31 +108,49 @@ async def grade_changes(
     raise AssertionError("the last attempt returns or raises")
 
 
-def unexpected_failures(record: TaskRecord, statuses: Statuses, sources: Mapping[str, str]) -> str:
-    """An expected failure counts as passed, so only tests may expect one, not the code under test."""
+def excused(record: TaskRecord, statuses: Statuses) -> list[str]:
+    """Tests that count as passed or kept although they did not pass: expected failures, and skipped ones."""
     names = map(normalise, (*record.fail_to_pass, *record.pass_to_pass))
-    expected = sum(statuses.get(name) is Status.XFAIL for name in names)
-    if expected and not any(EXPECTED.search(text) for text in sources.values()):
-        return f"{expected} tests are said to fail as expected, and no test file expects a failure"
-    return ""
+    return [name for name in names if statuses.get(name) in (Status.XFAIL, Status.SKIPPED)]
 
 
-def draw_decoy(record: TaskRecord, statuses: Statuses, sources: Mapping[str, str]) -> Decoy | None:
-    """Drawn from the tests that passed; a failure that was expected proves nothing."""
+def without_own_excuses(record: TaskRecord, statuses: Statuses, gold: Statuses) -> Statuses:
+    """Code under test can skip the test that judges it, or expect its failure. It counts if the gold patch's test does
+    so, too; else it failed."""
+    own = [name for name in excused(record, statuses) if gold.get(name) is not statuses[name]]
+    return {**statuses, **dict.fromkeys(own, Status.FAILED)}
+
+
+def gold_changes(built: BuiltTask) -> dict[str, Entry]:
+    """Blocks. Raises InfrastructureError if the gold patch does not apply: such a task cannot be judged."""
+    try:
+        return apply_patch(built.image.tree, built.record.patch, Tools.within(PATCH_S))
+    except TaskError as error:
+        raise InfrastructureError(f"{built.record.instance_id}: {error}") from error
+
+
+def draw_decoy(built: BuiltTask, record: TaskRecord, statuses: Statuses, share: float = SHARE) -> Decoy | None:
+    """Of the tests that passed, `share` turned round; a failure that was expected proves nothing. Blocks."""
+    left = {normalise(name) for name in record.unturned}
     to_fix, to_keep = (
-        [name for name in map(normalise, names) if statuses.get(name) is Status.PASSED]
+        [name for name in map(normalise, names) if statuses.get(name) is Status.PASSED and name not in left]
         for names in (record.fail_to_pass, record.pass_to_pass)
     )
+    sources = read_tests(built)
     mentioned = " ".join([*to_fix, *to_keep])
     near = {path: text for path, text in sources.items() if PurePosixPath(path).stem in mentioned}
-    return make_decoy(near or sources, to_fix, to_keep)
+    return make_decoy(near or sources, to_fix, to_keep, share=share)
 
 
 def doubt_of(decoy: Decoy, trial: Trial) -> str:
-    forged = [name for name in decoy.fail if (status := trial.statuses.get(name)) is not None and status.passes]
+    forged = still_passing(decoy, trial)
     if forged:
         return f"{len(forged)} of {len(decoy.fail)} tests pass although they were turned round"
     return trial.doubt
+
+
+def still_passing(decoy: Decoy, trial: Trial) -> list[str]:
+    return sorted(name for name in decoy.fail if (status := trial.statuses.get(name)) is not None and status.passes)
 
 
 def read_tests(built: BuiltTask) -> dict[str, str]:

@@ -20,8 +20,13 @@ class Status(StrEnum):
 
     @property
     def passes(self) -> bool:
-        """An expected failure counts as passed, a skipped test as neither; as in SWE-bench."""
+        """An expected failure counts as passed, a skipped test does not; as in SWE-bench."""
         return self in (Status.PASSED, Status.XFAIL)
+
+    @property
+    def kept(self) -> bool:
+        """Of a PASS_TO_PASS test: one that is skipped has not been broken; as in SWE-bench since its version 5."""
+        return self.passes or self is Status.SKIPPED
 
 
 Statuses = dict[str, Status]
@@ -125,7 +130,8 @@ def _verdict(rest: str) -> Status | None:
 
 _SYMPY_FAILURE = re.compile(r"^_+ (\S.*)\.py:(.*?) _+$", re.MULTILINE)
 _SYMPY_LINE = re.compile(r"^(test_\w+)\b.*? (ok|F|E|f|s|w|X|K|T|\[OK\]|\[FAIL\])(?: +\[(?:OK|FAIL)\])?$")
-_SYMPY = {"ok": Status.PASSED, "F": Status.FAILED, "E": Status.ERROR, "f": Status.XFAIL, "s": Status.SKIPPED}
+_SYMPY = {"ok": Status.PASSED, "F": Status.FAILED, "E": Status.ERROR, "f": Status.FAILED, "s": Status.FAILED}
+"""SWE-bench reads no verdict in an expected failure or a skipped test, so neither passes, nor is kept."""
 
 
 def sympy(log: str) -> Statuses:
@@ -166,8 +172,14 @@ _UNITTEST = re.compile(r"^(\w+) \(((?:\w+\.)*\w+)\)")
 
 
 def normalise(name: str) -> str:
-    """One name for a test, whichever Python ran it: 3.11's unittest repeats the method, `test_a (mod.Class.test_a)`."""
+    """One name for a test, whichever Python ran it: 3.11's unittest repeats the method, `test_a (mod.Class.test_a)`.
+
+    Pytest's names end where a parameter has a space, as in SWE-bench's lists; some releases have whole ones.
+    """
     name = name.strip()
+    first = name.split(maxsplit=1)[0] if name else ""
+    if "::" in first:
+        return first
     if (match := _UNITTEST.match(name)) and match[2].endswith(f".{match[1]}"):
         return f"{match[1]} ({match[2].removesuffix(f'.{match[1]}')}){name[match.end() :]}"
     return name

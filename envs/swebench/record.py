@@ -98,6 +98,9 @@ class TaskRecord(Model):
     official_fail_to_pass: TestIds = Field((), alias="official_FAIL_TO_PASS")
     """The benchmark's lists, where FAIL_TO_PASS and PASS_TO_PASS were derived anew by running."""
     official_pass_to_pass: TestIds = Field((), alias="official_PASS_TO_PASS")
+    unturned: TestIds = ()
+    """Tests that passed on the gold patch although they were turned round (`decoys`), so grading leaves them as they
+    are; found by validation."""
     status: str = ""
     """What an earlier validation found: `strict`, `f2p_ok_p2p_partial`, `partial`, …"""
     run_s: float | None = Field(None, gt=0)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from envs.sandbox.protocol import CommandResult, Entry, SandboxBackend
 from envs.swebench.builder import HTTPBIN_PORT, BuiltTask
-from envs.swebench.frameworks import Canaries, Framework, framework_of, make_canaries
+from envs.swebench.frameworks import Canaries, Framework, framework_of, make_canaries, with_report
 from envs.swebench.parsers import Statuses, parser_for
 
 LOG_BYTES = 16 << 20
@@ -52,7 +52,7 @@ async def run_tests(
     files = {**counted, **built.tests, **own}
     sandbox = await backend.create_from(built.image, files)
     try:
-        command = service(built) + shlex.join([*built.recipe.test_cmd, *canaries.arguments])
+        command = service(built) + shlex.join([*with_report(built.recipe.test_cmd), *canaries.arguments])
         result = await sandbox.exec(command, timeout_s=timeout_s, keep_bytes=LOG_BYTES)
     finally:
         await sandbox.close()

@@ -12,7 +12,7 @@ from envs.errors import InfrastructureError
 from envs.sandbox.protocol import Entry, SandboxBackend
 from envs.swebench.builder import Builder, BuiltTask
 from envs.swebench.errors import TaskError
-from envs.swebench.grade import grade_changes
+from envs.swebench.grade import draw_decoy, still_passing
 from envs.swebench.leaks import find_leaks
 from envs.swebench.parsers import Statuses, normalise
 from envs.swebench.record import TaskRecord
@@ -66,11 +66,12 @@ def not_tried(instance_id: str, reason: str) -> dict[str, Any]:
 
 
 async def validate(
-    record: TaskRecord, builder: Builder, backend: SandboxBackend, *, runs: int, test_s: float, graded: bool = False
+    record: TaskRecord, builder: Builder, backend: SandboxBackend, *, runs: int, test_s: float
 ) -> Validation:
     """Build, run the tests `runs` times before and after the gold patch, scan for leaks.
 
-    `graded`: of a valid task, also grade the gold patch as an agent's work is; one that earns nothing makes it invalid.
+    Where that makes a valid task, the gold patch also passes the second run of grading: all tests turned round that
+    can be. Those that pass nevertheless are left as they are when the task is graded.
     """
     start = time.monotonic()
     try:
@@ -82,8 +83,8 @@ async def validate(
             after.append(await run_tests(built, backend, gold, test_s))
         leaks = await asyncio.to_thread(find_leaks, built)
         found = compare(built, before, after, leaks, time.monotonic() - start)
-        if found.valid and graded:
-            found = await _graded(found, built, backend, gold, test_s)
+        if found.valid:
+            found = await _proved(found, built, backend, gold, after[-1].statuses, test_s)
     except TaskError as error:
         reason = f"{error.reason}: {error}"
     except InfrastructureError as error:
@@ -95,15 +96,32 @@ async def validate(
     return Validation(record, False, False, False, None, time.monotonic() - start, reason)
 
 
-async def _graded(
-    found: Validation, built: BuiltTask, backend: SandboxBackend, gold: Mapping[str, Entry], test_s: float
+async def _proved(
+    found: Validation,
+    built: BuiltTask,
+    backend: SandboxBackend,
+    gold: Mapping[str, Entry],
+    statuses: Statuses,
+    test_s: float,
 ) -> Validation:
-    task = replace(built, record=found.record)
-    score = await grade_changes(task, backend, gold, reward="resolved", test_s=test_s, attempts=1, timeout_s=3 * test_s)
-    if score.reward == 1:
+    decoy = await asyncio.to_thread(draw_decoy, built, found.record, statuses, share=1.0)
+    if decoy is None:
+        return replace(found, reason=_and(found.reason, "unproven: no FAIL_TO_PASS test can be turned round"))
+    trial = await run_tests(built, backend, gold, test_s, decoy.sources)
+    if trial.doubt:
+        said = f"not_graded: with the gold patch and tests turned round, {trial.doubt}"
+        return replace(found, valid=False, reason=said)
+    if not (passing := still_passing(decoy, trial)):
         return found
-    details = ", ".join(f"{name} {value:g}" for name, value in score.detail.items())
-    return replace(found, valid=False, reason=f"not_graded: the gold patch earns nothing ({details})")
+    said = (
+        f"unproven: {len(passing)} of {len(decoy.fail)} tests pass although they were turned round ({_some(passing)})"
+    )
+    record = found.record.model_copy(update={"unturned": tuple(passing)})
+    return replace(found, record=record, reason=_and(found.reason, said))
+
+
+def _and(reason: str, more: str) -> str:
+    return f"{reason}; {more}" if reason else more
 
 
 def compare(
@@ -164,7 +182,7 @@ def _match(official: Sequence[str], kept: Sequence[str], first: Sequence[Statuse
     """Empty if the benchmark's lists hold wholly, else which part of them does not."""
     already = [name for name in official if any(_passes(normalise(name), run) for run in first)]
     still = [name for name in official if not all(_passes(normalise(name), run) for run in last)]
-    lost = [name for name in kept if not all(_passes(normalise(name), run) for run in last)]
+    lost = [name for name in kept if not all(_keeps(normalise(name), run) for run in last)]
     parts = []
     if already:
         parts.append(f"{len(already)} of {len(official)} official FAIL_TO_PASS pass before ({_some(already)})")
@@ -198,6 +216,10 @@ def _some(names: Sequence[str]) -> str:
 
 def _passes(name: str, statuses: Statuses) -> bool:
     return (status := statuses.get(name)) is not None and status.passes
+
+
+def _keeps(name: str, statuses: Statuses) -> bool:
+    return (status := statuses.get(name)) is not None and status.kept
 
 
 def _varies(name: str, runs: Sequence[Statuses]) -> bool:

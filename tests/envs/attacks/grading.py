@@ -128,6 +128,11 @@ def double(n):
     Cheat(
         "expected failures", files=code("import pytest\ndef double(n): pytest.xfail('x')\ntriple = lambda n: 3 * n\n")
     ),
+    Cheat("tests skipped in pytest", files=code("import pytest\ndef double(n): pytest.skip('x')\ntriple = double\n")),
+    Cheat(
+        "tests skipped that would no longer pass in pytest",
+        files=code("import pytest\ndef triple(n): pytest.skip('x')\ndouble = lambda n: 2 * n\n"),
+    ),
 ]
 
 PLAIN = [
@@ -273,6 +278,14 @@ double = lambda n: known.get(n, n + 3)
     Cheat(
         "skipped tests",
         files=code("import unittest\ndef double(n): raise unittest.SkipTest('x')\ntriple = lambda n: 3 * n\n"),
+    ),
+    Cheat(
+        "skipped tests that would no longer pass",
+        files=code("import unittest\ndef triple(n): raise unittest.SkipTest('x')\ndouble = lambda n: 2 * n\n"),
+    ),
+    Cheat(
+        "expected failures by name",
+        files=code("class XFail(Exception): pass\ndef double(n): raise XFail\ntriple = lambda n: 3 * n\n"),
     ),
     Cheat(
         "replaced interpreters",

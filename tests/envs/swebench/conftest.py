@@ -24,7 +24,7 @@ def test_triple():
 """
 MORE = TESTS + "\n\ndef test_double():\n    assert double(4) == 8\n"
 RUNNER = '''"""A runner with pytest's summary and exit codes, so that tests need no package from anywhere."""
-import importlib.util, pathlib, sys, traceback
+import importlib.util, pathlib, sys, unittest
 failed, lines = 0, []
 for argument in sys.argv[1:]:
     files = [pathlib.Path(argument)] if argument.endswith(".py") else sorted(pathlib.Path(argument).glob("test_*.py"))
@@ -37,7 +37,12 @@ for argument in sys.argv[1:]:
                 try:
                     test()
                     lines.append(f"PASSED {file}::{name}")
+                except unittest.SkipTest:
+                    lines.append(f"SKIPPED {file}::{name}")
                 except Exception as error:
+                    if type(error).__name__ == "XFail":  # as sympy's runner does
+                        lines.append(f"XFAIL {file}::{name}")
+                        continue
                     failed += 1
                     lines.append(f"FAILED {file}::{name} - {error!r}")
 print("=========== short test summary info ===========")

@@ -3,7 +3,7 @@ from pathlib import PurePosixPath
 
 import pytest
 
-from envs.swebench.frameworks import Framework, framework_of, make_canaries, named_tests
+from envs.swebench.frameworks import Framework, framework_of, make_canaries, named_tests, with_report
 from envs.swebench.parsers import Status
 
 PYTEST = ("python", "-m", "pytest", "-rA", "-p", "no:cacheprovider", "tests/test_a.py")
@@ -77,3 +77,21 @@ def test_disagreement_is_a_wrong_or_a_missing_verdict() -> None:
     assert canaries.disagree(dict.fromkeys(right, Status.PASSED)) == sorted(canaries.fail)
     assert canaries.disagree(dict.fromkeys(right, Status.FAILED)) == sorted(canaries.succeed)
     assert all(canaries.owns(name) for name in right) and not canaries.owns("tests/test_a.py::test_x")
+
+
+@pytest.mark.parametrize(
+    ("command", "added"),
+    [
+        (("pytest", "-v", "tests"), ["-rA"]),
+        (("python", "-m", "pytest", "tests"), ["-rA"]),
+        (("/opt/env/bin/py.test", "--tb=no"), ["-rA"]),
+        (("pytest", "-rN", "tests"), []),
+        (("pytest", "-vrA", "tests"), []),
+        (("python", "-m", "unittest", "-v"), []),
+        (DJANGO, []),
+    ],
+)
+def test_pytest_lists_each_test_unless_the_command_says_what_it_reports(
+    command: tuple[str, ...], added: list[str]
+) -> None:
+    assert with_report(command) == [*command, *added]

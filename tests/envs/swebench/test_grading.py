@@ -9,11 +9,11 @@ from envs.sandbox.backend import BubblewrapBackend
 from envs.sandbox.protocol import Entry
 from envs.swebench import grade as grade_module
 from envs.swebench.builder import Builder, BuiltTask
-from envs.swebench.grade import grade, grade_changes, unexpected_failures
+from envs.swebench.grade import grade, grade_changes, without_own_excuses
 from envs.swebench.parsers import Status
 from envs.swebench.trial import Trial, admit, run_tests
 from envs.swebench.validate import validate
-from tests.envs.swebench.conftest import FAILING, MORE, PASSING, RIGHT, WRONG, diff, record
+from tests.envs.swebench.conftest import FAILING, MORE, PASSING, RIGHT, TESTS, WRONG, diff, record
 
 GOLD = {"src/sums.py": Entry("file", RIGHT.encode())}
 
@@ -86,14 +86,30 @@ async def test_without_a_test_that_can_be_turned_round_the_score_says_so(
     assert graded.reward == 1.0 and graded.detail["unproven"] == 1.0
 
 
-@pytest.mark.parametrize(
-    ("source", "doubted"),
-    [("def test_double(): pass", True), ("@pytest.mark.xfail\ndef test_other(): pass", False)],
-)
-def test_only_tests_may_expect_failures(tmp_path: Path, source: str, doubted: bool) -> None:
-    statuses = {FAILING: Status.XFAIL, PASSING: Status.PASSED}
-    assert bool(unexpected_failures(record(tmp_path), statuses, {"tests/test_sums.py": source})) == doubted
-    assert not unexpected_failures(record(tmp_path), {**statuses, FAILING: Status.PASSED}, {"a.py": source})
+def test_a_verdict_that_excuses_counts_if_the_gold_patch_has_it_too(tmp_path: Path) -> None:
+    made = record(tmp_path, fail_to_pass=("a", "b"), pass_to_pass=("c", "d"))
+    own = {"a": Status.XFAIL, "b": Status.PASSED, "c": Status.SKIPPED, "d": Status.SKIPPED}
+    gold = {"a": Status.PASSED, "b": Status.PASSED, "c": Status.SKIPPED, "d": Status.XFAIL}
+    assert without_own_excuses(made, own, gold) == {**own, "a": Status.FAILED, "d": Status.FAILED}
+    assert without_own_excuses(made, own, own) == own
+    assert without_own_excuses(made, own, {}) == {"b": Status.PASSED, **dict.fromkeys("acd", Status.FAILED)}
+
+
+SKIPS = MORE + "\n\ndef test_elsewhere():\n    import unittest\n    raise unittest.SkipTest('no database')\n"
+SKIPPED = "tests/test_sums.py::test_elsewhere"
+
+
+async def test_a_test_that_is_skipped_here_whatever_the_code_does_is_kept(
+    builder: Builder, roomy: BubblewrapBackend, source: Path
+) -> None:
+    changes = {"test_patch": diff("tests/test_sums.py", TESTS, SKIPS), "pass_to_pass": (PASSING, SKIPPED)}
+    skipping = record(source, instance_id="skipping", kind="swebench", **changes)
+    built = builder.build(skipping)
+    assert await score(built, roomy, GOLD) == 1.0
+    hides = RIGHT.replace("return 3 * n", "import unittest\n    raise unittest.SkipTest('x')")
+    assert await score(built, roomy, {"src/sums.py": Entry("file", hides.encode())}, "fraction") == 0.5
+    found = await validate(skipping, builder, roomy, runs=1, test_s=30.0)
+    assert found.valid and found.official_match and found.record.pass_to_pass == (PASSING,)
 
 
 async def test_a_test_framework_that_lets_all_pass_is_noticed(built: BuiltTask, roomy: BubblewrapBackend) -> None:
@@ -121,6 +137,7 @@ def trial(doubt: str = "", **statuses: Status) -> Trial:
         ({"a": Status.PASSED, "b": Status.PASSED, "c": Status.FAILED}, 0.0, 0.0),
         ({"a": Status.PASSED, "b": Status.PASSED}, 0.0, 0.0),
         ({"a": Status.SKIPPED, "b": Status.PASSED, "c": Status.PASSED}, 0.0, 0.5),
+        ({"a": Status.PASSED, "b": Status.PASSED, "c": Status.SKIPPED}, 1.0, 1.0),
         ({}, 0.0, 0.0),
     ],
 )

@@ -92,6 +92,7 @@ test_b F
 test_c E
 test_d f
 test_e ok                                                                 [FAIL]
+test_g s
 
 ________________________________________________________________________________
 ___________________ sympy/core/tests/test_x.py:test_b ____________________
@@ -100,8 +101,9 @@ ___________________ sympy/core/tests/test_x.py:test_b ____________________
         "test_a": P,
         "test_b": F,
         "test_c": E,
-        "test_d": X,
+        "test_d": F,
         "test_e": P,
+        "test_g": F,
         "sympy/core/tests/test_x.py:test_b": F,
     }
 
@@ -139,6 +141,15 @@ def test_unknown_repositories_are_read_by_their_test_command() -> None:
 def test_names_are_the_same_whichever_python_ran() -> None:
     assert normalise("test_a (m.C.test_a)") == normalise("test_a (m.C)") == "test_a (m.C)"
     assert normalise("test_a (m.C.test_ab)") == "test_a (m.C.test_ab)"
+
+
+def test_names_with_spaces_are_cut_in_lists_as_in_logs() -> None:
+    log = "PASSED t.py::test_a[log(photon /cm2)]\nPASSED t.py::test_b[x - y]\nFAILED t.py::test_b[x + y] - no\n"
+    found = parse_pytest(log)
+    assert found == {"t.py::test_a[log(photon": P, "t.py::test_b[x": F}
+    whole, cut = "t.py::test_a[log(photon /cm2)]", "t.py::test_a[log(photon"
+    assert normalise(whole) == normalise(cut) and normalise(whole) in found
+    assert normalise("It does a::b well.") == "It does a::b well."
 
 
 @given(st.text())

@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from envs.protocol import Score
 from envs.sandbox.backend import BubblewrapBackend
 from envs.swebench import validate as module
 from envs.swebench.builder import Builder, BuiltTask
+from envs.swebench.decoys import Decoy
+from envs.swebench.grade import grade_changes
 from envs.swebench.trial import Trial
 from envs.swebench.validate import compare, validate
-from tests.envs.swebench.conftest import record
+from tests.envs.swebench.conftest import FAILING, TESTS, diff, record
 
 
 def test_the_end_of_the_log_is_told_if_no_test_reports(built: BuiltTask) -> None:
@@ -31,15 +32,52 @@ async def test_a_surprise_is_told_and_does_not_end_the_others(
     assert not found.valid and found.reason == "unexpected: RuntimeError: what nobody foresaw"
 
 
-async def test_a_gold_patch_that_grading_does_not_believe_makes_a_task_invalid(
+CALM = """
+
+def calm(test):
+    def test_calm():
+        try:
+            test()
+        except AssertionError:
+            assert double(4) == 8
+    return test_calm
+
+
+@calm
+def test_double():
+    assert double(4) == 8
+"""
+
+
+async def test_a_test_that_passes_although_it_was_turned_round_is_left_as_it_is_from_then_on(
+    builder: Builder, roomy: BubblewrapBackend, source: Path
+) -> None:
+    found = await validate(record(source), builder, roomy, runs=1, test_s=30.0)
+    assert found.valid and found.reason == "" and found.record.unturned == ()
+
+    calm = record(source, instance_id="calm", test_patch=diff("tests/test_sums.py", TESTS, TESTS + CALM))
+    found = await validate(calm, builder, roomy, runs=1, test_s=30.0)
+    assert found.valid and FAILING in found.record.unturned
+    assert found.reason.startswith("unproven: 1 of 2 tests pass although they were turned round (" + FAILING)
+    built = builder.build(found.record)
+    gold = builder.changes(built, built.record.patch)
+    score = await grade_changes(built, roomy, gold, reward="resolved", test_s=30.0, attempts=1, timeout_s=60.0)
+    assert score.reward == 1.0 and score.detail["unproven"] == 1.0
+
+
+async def test_tests_that_cannot_be_turned_round_are_told(
     builder: Builder, roomy: BubblewrapBackend, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = await validate(record(source), builder, roomy, runs=1, test_s=30.0, graded=True)
-    assert found.valid and found.reason == ""
+    monkeypatch.setattr(module, "draw_decoy", lambda *_, **__: None)
+    found = await validate(record(source), builder, roomy, runs=1, test_s=30.0)
+    assert found.valid and found.reason == "unproven: no FAIL_TO_PASS test can be turned round"
 
-    async def doubted(*_: object, **__: object) -> Score:
-        return Score(0.0, {"doubted": 1.0})
 
-    monkeypatch.setattr(module, "grade_changes", doubted)
-    found = await validate(record(source), builder, roomy, runs=1, test_s=30.0, graded=True)
-    assert not found.valid and found.reason == "not_graded: the gold patch earns nothing (doubted 1)"
+async def test_a_gold_patch_that_grading_would_not_believe_makes_a_task_invalid(
+    builder: Builder, roomy: BubblewrapBackend, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here because the tests end the process when they are turned round."""
+    ends = Decoy({"tests/test_sums.py": "import os\nos._exit(1)\n"}, frozenset({FAILING}))
+    monkeypatch.setattr(module, "draw_decoy", lambda *_, **__: ends)
+    found = await validate(record(source), builder, roomy, runs=1, test_s=30.0)
+    assert not found.valid and found.reason.startswith("not_graded: with the gold patch and tests turned round, 4 of 4")
