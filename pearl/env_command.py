@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json as json_module
 import os
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
@@ -274,6 +275,11 @@ def mutate(
     json: Json = False,
 ) -> None:
     """Make tasks of a package: one-line faults that some of its own tests notice."""
+    from envs.swebench.record import PYTHON, SDIST
+
+    for given, pattern, form in ((package, SDIST, "itsdangerous==2.1.2"), (python, PYTHON, "3.11")):
+        if not re.fullmatch(pattern, given):
+            raise UserError(f"{given!r} is not of the form {form}", "Name a version of the package, and of Python.")
     console = Console(stderr=json)
 
     async def main() -> list[Outcome]:

@@ -15,6 +15,7 @@ FORMAT = 1
 """Raised when a field changes its meaning; records of another format are refused."""
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$"
 PYTHON = r"^\d+\.\d+$"
+SDIST = r"^[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9.!+_-]+$"
 
 
 def _words(value: Any) -> Any:
@@ -66,7 +67,7 @@ class Recipe(Model):
     def _has_a_source(self) -> Recipe:
         if sum(source is not None for source in (self.image, self.sdist, self.source)) != 1:
             raise ValueError("a recipe has exactly one of image, sdist and source")
-        if self.sdist is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9.!+_-]+", self.sdist):
+        if self.sdist is not None and not re.fullmatch(SDIST, self.sdist):
             raise ValueError(f"sdist = {self.sdist!r} is not name==version")
         if self.image is None and not self.test_cmd:
             raise ValueError("a recipe without an image needs test_cmd")

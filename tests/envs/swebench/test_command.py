@@ -77,6 +77,8 @@ def test_run_by_hand(tasks: Path, cache: Path) -> None:
         (["run", "TASKS", "--patch", "/nonexistent"], "cannot be read"),
         (["validate", "TASKS", "--output", "/proc/none/valid.jsonl"], "/proc/none/valid.jsonl cannot be written"),
         (["validate", "TASKS", "--logs", "/dev/null/logs"], "/dev/null/logs cannot be made"),
+        (["mutate", "itsdangerous", "--output", "tasks.jsonl"], "'itsdangerous' is not of the form"),
+        (["mutate", "itsdangerous==2.1.2", "--python", "3", "--output", "tasks.jsonl"], "'3' is not of the form"),
     ],
 )
 def test_bad_input_is_one_clear_error(tasks: Path, cache: Path, arguments: list[str], named: str) -> None:
