@@ -14,6 +14,7 @@ import yaml
 from rich.console import Console
 from rich.markup import escape
 
+from pearl.cluster_command import app as cluster_app
 from pearl.env_command import app as env_app
 from pearl.errors import RunFailed, UserError
 from pearl.paper.command import app as bench_app
@@ -24,6 +25,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(cluster_app, name="cluster")
 app.add_typer(env_app, name="env")
 app.add_typer(bench_app, name="bench")
 
@@ -164,6 +166,13 @@ def simulate(
     gpus_per_worker: Annotated[int, typer.Option(help="Tensor parallel size: 1, 2, 4 or 8.")] = 2,
     notice: Annotated[float, typer.Option(help="Seconds of warning before a slot goes; negative: none.")] = 30.0,
     trace_start: Annotated[float, typer.Option(help="Second of the trace to begin at.")] = 0.0,
+    autoscale: Annotated[
+        str, typer.Option(help="tokens_per_usd or throughput: take as many preemptible GPUs as are worth it, not all.")
+    ] = "",
+    preemptible_price: Annotated[float, typer.Option(help="Of a preemptible GPU; a dedicated one costs 1.")] = 0.35,
+    max_usd_per_hour: Annotated[
+        float | None, typer.Option(help="Budget of preemptible GPUs, in the same unit, with --autoscale.")
+    ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw who did what to this .png, .svg or .pdf.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Console to stderr; one object on stdout.")] = False,
     validate: Annotated[
@@ -178,6 +187,7 @@ def simulate(
     scenario = scenario_of(
         profile, gpus, sizes, policy=policy, trace=trace, workload=workload, hours=hours, seed=seed,
         gpus_per_worker=gpus_per_worker, notice_s=notice if notice >= 0 else None, trace_start_s=trace_start,
+        autoscale=autoscale, preemptible_usd_per_gpu_hour=preemptible_price, max_usd_per_hour=max_usd_per_hour,
     )  # fmt: skip
     summary = simulate_run(scenario, Console(stderr=json), plot, validate=validate)
     if json:

@@ -19,6 +19,8 @@ from enum import StrEnum
 from math import floor
 
 HOUR_S = 3600.0
+TRIED = 32
+"""Numbers of slots that are compared, spread evenly where there are more."""
 WORTH = 0.02
 """Share by which the objective must rise to change the number: predictions are not better than this."""
 
@@ -47,6 +49,10 @@ class AutoscalerSettings:
     objective: Objective = Objective.TOKENS_PER_USD
     cooldown_s: float = 300.0
     """Between two changes that nothing forces."""
+    usd_per_slot_hour: float = 0.0
+    """Of a preemptible slot."""
+    lifetime_prior_s: float | None = None
+    """How long one is expected to live before any was lost; None: long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +104,12 @@ class Autoscaler:
         """
         most = self.affordable(offer)
         served = self._served(offer, preparation_s)
-        terms = tuple(self._terms(n, offer, rollout_s, training_s, served) for n in range(most + 1))
+        tried = {round(i * most / TRIED) for i in range(TRIED + 1)} | {min(self.slots, most)}
+        terms = tuple(self._terms(n, offer, rollout_s, training_s, served) for n in sorted(tried))
         best = max(terms, key=lambda t: (self._score(t), -t.slots))
         if self.slots > most:
             return self._to(best, now, f"the budget allows {most}", terms)
-        present = terms[self.slots]
+        present = next(t for t in terms if t.slots == self.slots)
         gain = self._score(best) / self._score(present) - 1.0
         said = f"{best.slots} slots have {gain:+.1%} {self.settings.objective} against {present.slots}"
         if best.slots == present.slots:

@@ -17,11 +17,12 @@ from pearl.core import events as ev
 from pearl.core.events import Event, Instruction
 from pearl.core.layout import Layout, Role
 from pearl.core.pipeline import Pipeline
-from pearl.core.plan import Cost, Plan, minimal_change
+from pearl.core.plan import Plan, minimal_change
 from pearl.core.rebuilder import Rebuilder
 from pearl.core.roles import DecisionEngine, RolePolicy
+from pearl.core.scaling import Scaling
 from pearl.core.settings import Borrowing, ElasticSettings, Roles
-from pearl.core.state import Activity, Goal, WorkerSlot
+from pearl.core.state import Goal, WorkerSlot
 from pearl.core.toggle import Toggle
 from pearl.core.workload import Profile
 
@@ -44,9 +45,11 @@ class Elastic:
         engine: DecisionEngine | None = None,
         tracker: Tracker | None = None,
     ) -> None:
-        needed = settings.roles is Roles.DYNAMIC or settings.intra_scale is Borrowing.GATED
-        if needed and (engine is None or tracker is None):
-            raise ValueError("dynamic roles and gated borrowing need a Decision Engine and a Runtime Tracker")
+        predicts = settings.roles is Roles.DYNAMIC or settings.intra_scale is Borrowing.GATED or settings.autoscale
+        if predicts and (engine is None or tracker is None):
+            raise ValueError(
+                "dynamic roles, gated borrowing and autoscaling need a Decision Engine and a Runtime Tracker"
+            )
         self.pipeline, self.settings, self.tracker = pipeline, settings, tracker
         self.fleet = pipeline.fleet
         self.fleet.may_grow = settings.inter_scale
@@ -55,6 +58,7 @@ class Elastic:
         self.members: dict[str, None] = {}
         self.rebuilder = Rebuilder(self)
         self.toggle = Toggle(self)
+        self.scaling = Scaling(self, settings.autoscale) if settings.autoscale is not None else None
         self._targets: dict[int, Layout] = {}
         """Layouts that were decided for groups which are not admitted yet."""
         self._switches: dict[int, float] = {}
@@ -77,11 +81,15 @@ class Elastic:
 
     def absorb(self, event: Event, now: float) -> None:
         """What happened, and new goals; behind the Pipeline's `absorb`."""
+        if self.scaling is not None:
+            self.scaling.observe(event, now)
         if handler := self._handlers.get(type(event)):
             handler(event, now)
 
     def follow(self, now: float) -> None:
         """Workers towards their goals, and whatever follows from where they get, until nothing follows."""
+        if self.scaling is not None and (self.pipeline.step.batch or self.pipeline.step.wants_gpus):
+            self.scaling.training_began(now)
         while True:
             self.fleet.settle(now)
             if not self._take_notes(now) and not self.toggle.follow(now):
@@ -107,6 +115,8 @@ class Elastic:
         self.members = dict.fromkeys(names)
         for name, role in plan.roles.items() if plan else ():
             self.fleet.assign(self.fleet.workers[name], role)
+        if self.scaling is not None:
+            self.scaling.ask(now)
 
     def _present(self, name: str, life: int) -> WorkerSlot | None:
         worker = self.fleet.workers.get(name)
@@ -147,6 +157,8 @@ class Elastic:
         self._trainer_free()
         if self.settings.roles is Roles.DYNAMIC and self.members:
             self._rearrange("step", now)
+        if self.scaling is not None:
+            self.scaling.ask(now)
 
     # --- what workers did -------------------------------------------------------------------------
 
@@ -247,7 +259,8 @@ class Elastic:
     def _plan(self, target: Layout, joiners: list[str] | None = None) -> Plan:
         workers = self.fleet.workers
         present = {name: workers[name].goal_role for name in self.members}
-        return minimal_change(present, target, joiners or [], cost={name: _cost(workers[name]) for name in present})
+        cost = {name: workers[name].interruption_cost for name in present}
+        return minimal_change(present, target, joiners or [], cost=cost)
 
     def _switch(self, plan: Plan, now: float) -> None:
         """They drain, change and begin to serve together, so that no half of a pair is flooded before the others."""
@@ -276,10 +289,3 @@ class Elastic:
             assert members.keys() == set(expansion.members), f"expansion {number} and its group differ"
             assert not members.keys() & self.members.keys(), f"a member of expansion {number} is counted"
         assert self._targets.keys() <= self.fleet.groups.keys(), "a layout is kept for a group that is not there"
-
-
-def _cost(worker: WorkerSlot) -> Cost:
-    """Of an interruption; one that does not serve costs none."""
-    if worker.activity is not Activity.ACTIVE:
-        return (0, 0)
-    return (len(worker.in_flight) + len(worker.prefilling), worker.cached_tokens)

@@ -65,6 +65,8 @@ class Rebuilder:
         """Why the slot is not taken, or nothing."""
         if not self.settings.inter_scale:
             return "inter-scale elasticity is off"
+        if self.elastic.scaling is not None and self.elastic.scaling.excess(event.slot.zone):
+            return "so many are not wanted any more"
         needed_s = self.settings.lifetime_factor * self.preparation.value
         lifetime_s = event.expected_lifetime_s
         if lifetime_s is not None and lifetime_s < needed_s:
@@ -120,13 +122,16 @@ class Rebuilder:
     # --- shrink -----------------------------------------------------------------------------------
 
     def notice(self, event: ev.SlotNotice, worker: WorkerSlot, now: float) -> None:
-        reason = f"it is taken away in {event.seconds_left:.0f} s"
-        if expansion := self.expansion_of(worker):
-            self.cancel(expansion, worker, f"{worker.name}: {reason}", now)
-        self.shrink(worker, reason, now)
+        self.give_back(worker, f"it is taken away in {event.seconds_left:.0f} s", now)
         if worker.name in self.leaving:
             deadline_s = now + max(0.0, event.seconds_left - self.settings.notice_margin_s)
             self.fleet.emit(ev.SetTimer(f"notice:{worker.name}:{worker.life}", deadline_s))
+
+    def give_back(self, worker: WorkerSlot, reason: str, now: float) -> None:
+        """Shrink by a worker that may be on its way in."""
+        if expansion := self.expansion_of(worker):
+            self.cancel(expansion, worker, f"{worker.name}: {reason}", now)
+        self.shrink(worker, reason, now)
 
     def notice_over(self, worker: WorkerSlot) -> None:
         if worker.name in self.leaving:

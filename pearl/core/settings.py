@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from pearl.core.autoscaler import AutoscalerSettings
+
 
 @dataclass(frozen=True, slots=True)
 class PipelineSettings:
@@ -96,3 +98,5 @@ class ElasticSettings:
     """Borrowings over which the start of an overlap engine, which then stays, is to repay itself."""
     average_factor: float = 0.3
     """Weight of a new measurement in the averages of the durations above."""
+    autoscale: AutoscalerSettings | None = None
+    """How many slots to ask for; None: whoever runs the cluster says it."""

@@ -115,6 +115,13 @@ class WorkerSlot:
     """Tokens of live trajectories in the present prefix cache."""
     story: deque[tuple[float, Activity, str]] = field(default_factory=lambda: deque(maxlen=STORY_LENGTH))
 
+    @property
+    def interruption_cost(self) -> tuple[int, int]:
+        """Requests and cached tokens that an interruption costs; one that does not serve costs none."""
+        if self.activity is not Activity.ACTIVE:
+            return (0, 0)
+        return (len(self.in_flight) + len(self.prefilling), self.cached_tokens)
+
     def to(self, activity: Activity, now: float, why: str = "") -> None:
         """Move to `activity`; raises IllegalTransition if there is no such edge."""
         if activity not in LEGAL[self.activity]:

@@ -24,6 +24,7 @@ ROWS = (
     ("prefix_cached_ratio", "prefix cache hits", "of prompts"),
     ("preemptible_gpu_s", "preemptible GPUs used", "GPU-s"),
     ("preemptions", "slots taken away", ""),
+    ("tokens_per_usd", "tokens per dollar, a dedicated GPU at 1 an hour", ""),
     ("borrowed_gpu_s", "training GPUs borrowed", "GPU-s"),
     ("borrowings", "borrowings", ""),
     ("role_switches", "role switches", ""),

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from pearl.core import events as ev
+from pearl.core.autoscaler import AutoscalerSettings, Objective
 from pearl.core.drain import DrainAware
-from pearl.core.policies import POLICY_NAMES, policy_named
+from pearl.core.policies import POLICY_NAMES, Policy, policy_named
 from pearl.core.settings import PipelineSettings
 from pearl.core.tasks import TaskCursor
 from pearl.core.workload import EngineProfile, Profile, WorkloadProfile
@@ -60,6 +61,13 @@ class Scenario:
     staleness: int = 1
     max_tokens: int = 32_768
     options: EngineOptions = field(default_factory=EngineOptions)
+    autoscale: str = ""
+    """An `Objective`: as many of the preemptible GPUs are taken as it is worth. Empty: all."""
+    usd_per_gpu_hour: float = 1.0
+    """Of training and reserved GPUs; only the ratio of the two counts for what is decided."""
+    preemptible_usd_per_gpu_hour: float = 0.35
+    max_usd_per_hour: float | None = None
+    """Of preemptible GPUs, with `autoscale`."""
 
     @property
     def gpus(self) -> int:
@@ -102,6 +110,10 @@ class Scenario:
                     f"{name} = {getattr(self, name)} does not divide into workers of {self.gpus_per_worker}",
                     "Take a multiple",
                 )
+        if self.autoscale and self.autoscale not in list(Objective):
+            raise UserError(f"no objective {self.autoscale!r}", f"There are: {', '.join(Objective)}")
+        if self.autoscale and not policy_named(self.policy).elastic.inter_scale:
+            raise UserError(f"{self.policy} takes no preemptible GPUs", "Take another policy, or do not autoscale")
         if not self.reserved_gpus or not self.training_gpus:
             raise UserError("reserved and training GPUs are needed", f"Give at least {self.gpus_per_worker} of each")
 
@@ -122,6 +134,25 @@ class Scenario:
             notice_s=self.notice_s,
             seed=self.seed,
         )
+
+    def machine_policy(self) -> Policy:
+        """The policy that is named, with the autoscaler if there is to be one."""
+        named = policy_named(self.policy)
+        if not self.autoscale:
+            return named
+        settings = AutoscalerSettings(
+            max_slots=self.preemptible_gpus // self.gpus_per_worker,
+            max_usd_per_hour=self.max_usd_per_hour,
+            other_usd_per_hour=(self.training_gpus + self.reserved_gpus) * self.usd_per_gpu_hour,
+            objective=Objective(self.autoscale),
+            usd_per_slot_hour=self.gpus_per_worker * self.preemptible_usd_per_gpu_hour,
+        )
+        return replace(named, elastic=replace(named.elastic, autoscale=settings))
+
+    def usd(self, seconds: float, preemptible_gpu_s: float) -> float:
+        """What a run of that length costs."""
+        fixed = (self.training_gpus + self.reserved_gpus) * seconds * self.usd_per_gpu_hour
+        return (fixed + preemptible_gpu_s * self.preemptible_usd_per_gpu_hour) / 3600.0
 
     def make_workload(self) -> Workload:
         if self.workload in PRESETS:
@@ -192,7 +223,7 @@ def simulate(
     models, cluster, workload = scenario.models(), scenario.cluster(), scenario.make_workload()
     prior = Profile(models.engine, _prior(scenario.batch, scenario.group_size))
     pipeline = scenario.pipeline(models.engine)
-    machine = policy_named(scenario.policy).machine(
+    machine = scenario.machine_policy().machine(
         pipeline, TaskCursor(TASKS, scenario.seed), prior, _drain_aware(models.options, pipeline.affinity)
     )
     results = Results(scenario.group_size)
@@ -207,6 +238,8 @@ def simulate(
     )
     end = simulator.run(scenario.hours * 3600)
     simulated_s = simulator.clock.now if end else scenario.hours * 3600
+    found = results.summary()
+    usd = scenario.usd(simulated_s, found["preemptible_gpu_s"])
     open_samples = sum(not m.ended for group in machine.pipeline.groups.values() for m in group.members)
     summary = {
         "policy": scenario.policy,
@@ -215,7 +248,9 @@ def simulate(
         "wall_s": round(time.perf_counter() - began, 2),
         "simulated_s": round(simulated_s, 1),
         "events": simulator.totals.events,
-        **results.summary(),
+        **found,
+        "usd": round(usd, 2),
+        "tokens_per_usd": round((found["generated_tokens"] + found["trained_tokens"]) / usd, 1),
         "tokens_lost": simulator.totals.tokens_lost,
         "trajectories_lost": results.drawn_samples - results.ended_samples - open_samples,
         "ended": _ended(end),

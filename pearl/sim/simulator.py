@@ -23,6 +23,7 @@ from pearl.sim.clock import Clock
 from pearl.sim.cluster import Cluster
 from pearl.sim.durations import OFFLOAD_SHARE, RELEASE_SHARE, RESUME_SHARE, Durations
 from pearl.sim.engine import Engine, EngineOptions
+from pearl.sim.market import Market
 from pearl.sim.request import Request
 from pearl.sim.trainer import TrainerModel
 from pearl.sim.workload import Plan, Workload
@@ -110,7 +111,7 @@ class Simulator:
     ) -> None:
         self.machine, self.cluster, self.models, self.workload = machine, cluster, models, workload
         self.observers, self.check = list(observers), validate
-        self.clock = Clock()
+        self.clock, self.market = Clock(), Market()
         self.totals = Totals()
         self.workers = {slot.name: Worker(slot) for slot in cluster.slots}
         self.live: dict[TrajectoryId, Live] = {}
@@ -145,10 +146,11 @@ class Simulator:
             ev.ReloadTrainer: self._reload,
             ev.SetTimer: lambda i: self._at(max(i.at_s, self.clock.now), ev.TimerFired(i.name)),
             ev.FinishRun: self._finish,
+            ev.RequestSlots: lambda i: self._joining(self.market.want(i.slots)),
+            ev.ReleaseSlot: lambda i: self._joining(self.market.released(i.worker)),
         }
         for kind in (
-            ev.DrawGroup, ev.QuarantineTask, ev.RetireSnapshots, ev.ReleaseSlot, ev.RecordDecision, ev.RecordGate,
-            ev.RecordOperation,
+            ev.DrawGroup, ev.QuarantineTask, ev.RetireSnapshots, ev.RecordDecision, ev.RecordGate, ev.RecordOperation,
         ):  # fmt: skip
             self._carry[kind] = lambda i: None
 
@@ -158,7 +160,7 @@ class Simulator:
         environments = tuple(f"environment-{i}" for i in range(self.models.environment_workers))
         self._at(0.0, ev.RunStarted(tuple(s.name for s in slots), environments, slots))
         for time_s, event in self.cluster.changes:
-            self._at(time_s, event)
+            self.clock.at(time_s, self._trace, event)
         began_s = self._overlap_engines()
         self._answer(began_s + self.models.durations.trainer_start_s, ev.TrainerReady(0, 0))
         while self.end is None and self.clock.advance(until_s):
@@ -329,6 +331,14 @@ class Simulator:
             self.totals.tokens_lost += lost
         worker.engine, worker.incarnation, worker.resident = None, -1, False
         self._at(self.clock.now, ev.WorkerLost(name, incarnation, reason))
+
+    def _trace(self, event: Any) -> None:
+        for change in self.market.changed(event):
+            self._deliver(change)
+
+    def _joining(self, joining: Iterable[Event]) -> None:
+        for event in joining:
+            self._at(self.clock.now, event)
 
     def _slot_changed(self, event: Any) -> None:
         if isinstance(event, ev.SlotJoined):

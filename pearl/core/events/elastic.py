@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pearl.core.autoscaler import Scale
 from pearl.core.decision import Decision, GateDecision
 from pearl.core.events.base import Event, Instruction
 from pearl.core.layout import Layout, SlotInfo
@@ -39,6 +40,18 @@ class SlotLost(Event):
     worker: str
     life: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSlots(Instruction):
+    """So many preemptible slots are wanted in all. No answer is awaited: SlotJoined follows for as many as can be had.
+
+    Those that are too many are given back one by one (ReleaseSlot).
+    """
+
+    slots: int
+    scale: Scale
+    """Why, for the log."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass
 from enum import StrEnum
 
+from pearl.core.autoscaler import AutoscalerSettings, Objective
 from pearl.core.settings import Borrowing, ElasticSettings, OnCancel, PipelineSettings, Roles
 
 ANY = "any"
@@ -176,7 +177,17 @@ def _policies(r: random.Random) -> ElasticSettings:
         notice_margin_s=r.choice([0.0, 2.0]),
         borrow_prior_s=0.1,
         return_prior_s=0.1,
+        autoscale=_autoscaler(r) if r.random() < 0.25 else None,
     )
+
+
+def _autoscaler(r: random.Random) -> AutoscalerSettings:
+    """Restless, and of prices at which the number that is wanted is a close call."""
+    return AutoscalerSettings(
+        max_slots=r.randint(0, 5), other_usd_per_hour=1.0, objective=r.choice(list(Objective)),
+        cooldown_s=r.choice([0.0, 2.0]), usd_per_slot_hour=r.choice([0.0, 0.2, 0.5, 1.0]),
+        max_usd_per_hour=r.choice([None, 1.0]), lifetime_prior_s=r.choice([None, 20.0]),
+    )  # fmt: skip
 
 
 def _applies(kind: Kind, elastic: ElasticSettings | None, checkpoints: bool) -> bool:
