@@ -46,24 +46,23 @@ def compare(segment: str, seeds: int, hours: float) -> list[dict[str, Any]]:
     rows = []
     for price in PRICES:
         priced = [replace(testbed, preemptible_usd_per_gpu_hour=price) for testbed in testbeds]
-        for objective in Objective:
-            scaled = [play(replace(testbed, autoscale=objective)) for testbed in priced]
-            row: dict[str, Any] = {"segment": segment, "price": price, "objective": str(objective)}
-            row["gpu_hours"] = round(fmean(run["preemptible_gpu_s"] for run in scaled) / 3600, 2)
-            row["gpu_hours_of_all"] = round(fmean(run["preemptible_gpu_s"] for run in everything) / 3600, 2)
-            row["tokens_over_all"] = round(
-                fmean(s["tokens"] / a["tokens"] for s, a in zip(scaled, everything, strict=True)), 4
-            )
-            for name, runs in (("all", everything), ("none", nothing)):
-                ratios = [
-                    tokens_per_usd(testbed, run) / tokens_per_usd(testbed, other)
-                    for testbed, run, other in zip(priced, scaled, runs, strict=True)
-                ]
-                found = bootstrap(ratios, seed=0)
-                row[f"tokens_per_usd_over_{name}"] = round(found.mean, 4)
-                row[f"interval_over_{name}"] = [round(x, 4) for x in (found.low, found.high)]
-            rows.append(row)
-            print(json.dumps(row), file=sys.stderr, flush=True)
+        scaled = [play(replace(testbed, autoscale=Objective.TOKENS_PER_USD)) for testbed in priced]
+        row: dict[str, Any] = {"segment": segment, "price": price}
+        row["gpu_hours"] = round(fmean(run["preemptible_gpu_s"] for run in scaled) / 3600, 2)
+        row["gpu_hours_of_all"] = round(fmean(run["preemptible_gpu_s"] for run in everything) / 3600, 2)
+        row["tokens_over_all"] = round(
+            fmean(s["tokens"] / a["tokens"] for s, a in zip(scaled, everything, strict=True)), 4
+        )
+        for name, runs in (("all", everything), ("none", nothing)):
+            ratios = [
+                tokens_per_usd(testbed, run) / tokens_per_usd(testbed, other)
+                for testbed, run, other in zip(priced, scaled, runs, strict=True)
+            ]
+            found = bootstrap(ratios, seed=0)
+            row[f"tokens_per_usd_over_{name}"] = round(found.mean, 4)
+            row[f"interval_over_{name}"] = [round(x, 4) for x in (found.low, found.high)]
+        rows.append(row)
+        print(json.dumps(row), file=sys.stderr, flush=True)
     return rows
 
 
