@@ -25,6 +25,26 @@ class AvailabilityConfig(Section):
     """Draws which of the slots is taken; the simulator draws the same ones."""
 
 
+class AutoscaleConfig(Section):
+    objective: Literal["off", "tokens_per_usd", "throughput"] = "off"
+    """How many of the preemptible slots are asked for. `off`: all of them. `tokens_per_usd`: the number with the most
+    steps per dollar. `throughput`: the one with the most steps an hour that the budget allows."""
+    usd_per_slot_hour: float | None = Field(None, ge=0)
+    """Price of a preemptible slot, with all its GPUs."""
+    other_usd_per_hour: float = Field(0.0, ge=0)
+    """What the training and reserved GPUs cost together, whatever is decided."""
+    max_usd_per_hour: float | None = Field(None, gt=0)
+    """Budget of all preemptible slots together; none: no limit."""
+    cooldown_s: float = Field(300.0, ge=0)
+    """Between two changes of the number that nothing forces."""
+    lifetime_prior_s: float | None = Field(None, gt=0)
+    """How long a preemptible slot is expected to live before any was lost; none: long."""
+
+    @property
+    def on(self) -> bool:
+        return self.objective != "off"
+
+
 class ElasticConfig(Section):
     policy: Policy = "colocated"
     """What the Elastic Scheduler may do. `colocated`: nothing, a lost worker is replaced. `elastic`: take preemptible
@@ -42,6 +62,7 @@ class ElasticConfig(Section):
     fixed_ratio: tuple[int, int] = (1, 1)
     """Prefill to decode workers, with `static-pd`."""
     availability: AvailabilityConfig = AvailabilityConfig()
+    autoscale: AutoscaleConfig = AutoscaleConfig()
     profile: str | None = None
     """What to expect before anything was measured: the `profile.yaml` of an earlier run, or "MODEL@GPU" of a shipped
     one (`pearl plan` lists them). None: sizes from the configuration, costs of a slow machine."""
@@ -93,6 +114,16 @@ class ElasticConfig(Section):
             return (
                 f"elastic.preemptible_slots = {self.preemptible_slots} would never be used with elastic.policy = "
                 f"{self.policy}; choose another policy (elastic takes them in), or set it to 0"
+            )
+        if self.autoscale.on and not self.preemptible_slots:
+            return (
+                f"elastic.autoscale.objective = {self.autoscale.objective} has no slots to ask for; set "
+                "elastic.preemptible_slots to the most that may be asked for, or the objective to off"
+            )
+        if self.autoscale.on and self.autoscale.usd_per_slot_hour is None:
+            return (
+                f"elastic.autoscale.objective = {self.autoscale.objective} needs a price; set "
+                "elastic.autoscale.usd_per_slot_hour"
             )
         if a.file is not None and not self.preemptible_slots:
             return "elastic.availability.file has no slots to play with; set elastic.preemptible_slots to 1 or more"

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pearl.config import RunConfig
+from pearl.core.autoscaler import AutoscalerSettings, Objective
 from pearl.core.drain import DrainAware
 from pearl.core.elastic import Elastic
 from pearl.core.pipeline import Pipeline
@@ -71,8 +72,24 @@ def live_policy(config: RunConfig) -> Policy:
         elastic = replace(elastic, roles=Roles.COLOCATED)
     if e.on_cancel != "policy":
         elastic = replace(elastic, on_cancel=OnCancel(e.on_cancel))
+    if e.autoscale.on:
+        elastic = replace(elastic, autoscale=_autoscaler(config))
     thresholds = replace(named.decision, mode_threshold=e.mode_threshold, ratio_threshold=e.ratio_threshold)
     return replace(named, elastic=elastic, decision=thresholds)
+
+
+def _autoscaler(config: RunConfig) -> AutoscalerSettings:
+    a = config.elastic.autoscale
+    assert a.usd_per_slot_hour is not None
+    return AutoscalerSettings(
+        max_slots=config.elastic.preemptible_slots,
+        max_usd_per_hour=a.max_usd_per_hour,
+        other_usd_per_hour=a.other_usd_per_hour,
+        objective=Objective(a.objective),
+        cooldown_s=a.cooldown_s,
+        usd_per_slot_hour=a.usd_per_slot_hour,
+        lifetime_prior_s=a.lifetime_prior_s,
+    )
 
 
 def prior(config: RunConfig, model_directory: Path) -> Profile:

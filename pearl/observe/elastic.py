@@ -36,6 +36,8 @@ class Lines:
                 after = f" after {entry.seconds:.1f} s" if entry.seconds else ""
                 why = f" ({_one_line(entry.reason)})" if entry.reason else ""
                 return f"{entry.kind} {entry.number} {entry.phase}: {', '.join(entry.workers)}{after}{why}"
+            case ev.RequestSlots():
+                return f"{entry.slots} preemptible slots are wanted: {entry.scale.reason}"
             case ev.SlotJoined():
                 return f"{entry.slot.name} joined (life {entry.life})"
             case ev.SlotNotice():

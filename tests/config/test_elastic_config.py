@@ -10,6 +10,7 @@ import pytest
 from pearl.cluster.binding import bind
 from pearl.config.elastic import Policy
 from pearl.config.load import make_config
+from pearl.core.autoscaler import AutoscalerSettings, Objective
 from pearl.core.layout import Zone
 from pearl.core.policies import POLICIES
 from pearl.core.settings import ElasticSettings, Roles
@@ -32,6 +33,12 @@ def test_every_policy_of_the_machines_can_be_named() -> None:
         ({"preemptible_slots": 1}, {}, "choose another policy"),
         ({"policy": "elastic", "overlap_slots": 1}, {}, "choose elastic-borrow or pearl"),
         ({"policy": "elastic-borrow"}, {}, r"set elastic\.overlap_slots"),
+        ({"policy": "elastic", "autoscale": {"objective": "throughput"}}, {}, "has no slots to ask for"),
+        (
+            {"policy": "elastic", "preemptible_slots": 1, "autoscale": {"objective": "throughput"}},
+            {},
+            r"set elastic\.autoscale\.usd_per_slot_hour",
+        ),
         ({"policy": "pearl", "overlap_slots": 2}, {}, r"trainer\.ranks = 1"),
         ({"policy": "pearl", "overlap_slots": 1}, {"zero_stage": 0}, r"trainer\.zero_stage = 0"),
         ({"policy": "elastic", "availability": {"file": "t.json"}}, {}, r"set elastic\.preemptible_slots"),
@@ -53,7 +60,20 @@ def test_the_keys_reach_the_machines() -> None:
     run = config(elastic={"policy": "pearl", "prefill_decode": False, "return_deadline_s": 7.0, "mode_threshold": 0.2})
     policy = live_policy(run)
     assert (policy.elastic.roles, policy.elastic.return_deadline_s) == (Roles.COLOCATED, 7.0)
-    assert policy.decision.mode_threshold == 0.2 and policy.elastic.inter_scale
+    assert policy.decision.mode_threshold == 0.2 and policy.elastic.inter_scale and policy.elastic.autoscale is None
+
+
+def test_the_autoscaler_has_the_slots_and_prices_of_the_configuration() -> None:
+    priced = {
+        "objective": "tokens_per_usd",
+        "usd_per_slot_hour": 2.5,
+        "max_usd_per_hour": 9.0,
+        "other_usd_per_hour": 7.0,
+    }
+    policy = live_policy(config(elastic={"policy": "elastic", "preemptible_slots": 4, "autoscale": priced}))
+    assert policy.elastic.autoscale == AutoscalerSettings(
+        4, 9.0, 7.0, Objective.TOKENS_PER_USD, 300.0, usd_per_slot_hour=2.5
+    )
 
 
 def test_an_overlap_slot_has_the_gpus_of_its_ranks_and_a_preemptible_one_its_own() -> None:

@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
+from pearl.cluster.adapter import ObservedSlot
 from pearl.cluster.binding import bind
 from pearl.cluster.local import LocalCluster
 from pearl.config.load import make_config
 from pearl.core import events as ev
+from pearl.core.autoscaler import Scale
+from pearl.core.layout import SlotInfo
 from pearl.live import slots
 from pearl.live.slots import PreemptibleSlots
 from pearl.live.waits import WaitTable
@@ -65,3 +68,22 @@ async def test_after_the_end_nothing_is_asked_for(tmp_path: Path) -> None:
     kept._closing = True
     kept._happened(LOST)
     assert kept._again is None
+
+
+async def test_an_autoscaled_run_asks_for_what_is_wanted_and_counts_nothing_down_itself(tmp_path: Path) -> None:
+    kept = made(tmp_path, autoscale={"objective": "throughput", "usd_per_slot_hour": 1.0})
+    asked: list[int] = []
+
+    async def request(zone: object, n: int, shape: object) -> None:
+        asked.append(n)
+
+    async def release(workers: object) -> None: ...
+
+    kept.adapter.request, kept.adapter.release = request, release  # type: ignore[method-assign]
+    kept.adapter.observed = lambda: {"preemptible-0": ObservedSlot(SlotInfo("preemptible-0"), 1, "tcp://")}  # type: ignore[method-assign]
+    await kept.connect()
+    await kept.want(ev.RequestSlots(2, Scale(2, True, "", ())))
+    await kept.want(ev.RequestSlots(1, Scale(1, True, "", ())))
+    await kept.release(ev.ReleaseSlot("preemptible-0", 1, "not worth its price"))
+    await kept._ask()
+    assert asked == [0, 2, 1, 1]
