@@ -14,6 +14,7 @@ import yaml
 from rich.console import Console
 from rich.markup import escape
 
+from pearl.cluster_command import app as cluster_app
 from pearl.env_command import app as env_app
 from pearl.errors import RunFailed, UserError
 from pearl.paper.command import app as bench_app
@@ -24,6 +25,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(cluster_app, name="cluster")
 app.add_typer(env_app, name="env")
 app.add_typer(bench_app, name="bench")
 

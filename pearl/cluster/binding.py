@@ -21,6 +21,8 @@ class Binding:
     threads: int
     trainer_ranks: tuple[int, ...] = ()
     """Of an overlap slot: the ranks on the same GPUs."""
+    elsewhere: bool = False
+    """The provider chooses host and devices, and tells the process of them."""
 
     @property
     def rollout(self) -> bool:
@@ -39,8 +41,10 @@ class Binding:
             "OMP_WAIT_POLICY": "PASSIVE",
             "TOKENIZERS_PARALLELISM": "false",
             "HF_HUB_OFFLINE": "1",
-            "CUDA_VISIBLE_DEVICES": ",".join(map(str, self.devices)),
         }
+        if self.elsewhere:
+            return variables
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, self.devices))
         if not self.devices:
             variables["DS_ACCELERATOR"] = "cpu"
         return variables
@@ -58,6 +62,10 @@ def bind(config: RunConfig, gpus: int) -> dict[str, Binding]:
         config.cluster.rollout_workers,
         config.elastic.preemptible_slots,
     )
+    here = config.cluster.kind == "local"
+    brought = 0 if here or config.cluster.kind == "existing" else preemptible
+    """Slots that a provider brings; an existing cluster's have names of their own."""
+    preemptible = preemptible if here else 0
     needed = ranks + (rollouts + preemptible) * width
     if gpus and needed > gpus:
         more = f" + elastic.preemptible_slots = {preemptible}," if preemptible else ""
@@ -77,6 +85,7 @@ def bind(config: RunConfig, gpus: int) -> dict[str, Binding]:
         Binding(f"preemptible-{i}", Zone.PREEMPTIBLE, take(first + i * width, width), threads)
         for i in range(preemptible)
     ]
+    slots += [Binding(f"preemptible-{i}", Zone.PREEMPTIBLE, (), threads, elsewhere=True) for i in range(brought)]
     shared = [tuple(range(i * width, (i + 1) * width)) for i in range(config.elastic.overlap_slots)]
     slots += [Binding(f"overlap-{i}", Zone.OVERLAP, take(own[0], width), threads, own) for i, own in enumerate(shared)]
     slots += [Binding(f"environment-{j}", "environment", (), 1) for j in range(config.environment.workers)]

@@ -78,6 +78,12 @@ class Certificates:
         _write(directory / CA, (self.directory / CA).read_bytes())
         return Certificates(directory)
 
+    def copy(self, role: str, directory: Path) -> None:
+        """What `role` needs, for hosts that share that directory with this one."""
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for name in (CA, CERTIFICATE.format(role=role), KEY.format(role=role)):
+            _write(directory / name, (self.directory / name).read_bytes())
+
     def security(self) -> Security:
         """For all roles whose files are here."""
         files: dict[str, str] = {}

@@ -23,12 +23,12 @@ from pearl.cluster.certificates import Certificates
 from pearl.cluster.endpoint import Endpoint
 from pearl.cluster.errors import ActorLost, ActorTimeout
 from pearl.cluster.identity import version_differences
-from pearl.cluster.launcher import Launcher, LaunchFailed, WorkerOrder, WorkerProcess
+from pearl.cluster.launcher import Launcher, WorkerOrder, WorkerProcess
 from pearl.cluster.membership import MemberEvent, Membership
 from pearl.cluster.plugin import ElasticityPlugin
 from pearl.cluster.settings import configure_dask
 from pearl.config.cluster import ClusterConfig, NoticesConfig
-from pearl.errors import RunFailed
+from pearl.errors import RunFailed, UserError
 
 REAP_S = 0.5
 """A connection breaks some milliseconds before the process that held it can be reaped."""
@@ -81,6 +81,13 @@ class Cluster(ABC):
     async def _scheduler(self) -> str:
         """Open the scheduler within `_stack`: its address. Raises UserError if it cannot be reached."""
 
+    async def _claim(self) -> None:
+        """Make sure that no other driver uses the scheduler. Raises UserError."""
+        reply = await self.client.scheduler.pearl_claim(client=self.client.id)
+        if reply["status"] != "OK":
+            said = f"the scheduler at {self.contact} is not free: {reply['message']}"
+            raise UserError(said, "A cluster serves one run at a time.")
+
     def watch(self, on_event: Callable[[MemberEvent], None]) -> None:
         """Call `on_event` at every membership event from now on."""
         if on_event not in self._watchers:
@@ -97,6 +104,7 @@ class Cluster(ABC):
                 Client(self.contact, asynchronous=True, direct_to_workers=True, set_as_default=False, security=security)
             )
             await self.client.register_plugin(ElasticityPlugin(self.silent_loss_s))
+            await self._claim()
             self.membership = Membership(self.client, self._member, on_lost=lambda why: self.on_scheduler_lost(why))
             """Who is there, by slot."""
             self._stack.push_async_callback(self.membership.close)
@@ -170,9 +178,7 @@ class Cluster(ABC):
                 return worker
             await self._kill(worker)
             if exit_watch in done:
-                if (failed := exit_watch.exception()) and isinstance(failed, LaunchFailed):
-                    raise failed
-                raise ActorLost(f"{slot} ended while it started: {process.how('exit')}")
+                raise process.failed() or ActorLost(f"{slot} ended while it started: {process.how('exit')}")
             raise ActorTimeout(f"{slot} did not join within {timeout_s:g} s (deadlines.worker_start_s)")
         finally:
             exit_watch.cancel()
@@ -205,7 +211,7 @@ class Cluster(ABC):
         return str(worker.process.how("gone"))
 
     def terminate(self, slot: str) -> None:
-        """SIGTERM to the slot's worker, which takes it as a notice; nothing if there is none."""
+        """SIGTERM to the slot's worker on this machine, which takes it as a notice; nothing if there is none."""
         if worker := self.workers.get(slot):
             worker.process.terminate()
 

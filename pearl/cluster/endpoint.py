@@ -16,7 +16,11 @@ class Endpoint:
     """The Dask actor. It makes the real one and hands calls to it; coroutine methods run on the worker's event loop,
     plain ones in its actor thread."""
 
+    used = False
+    """Whether this process ever had an actor."""
+
     def __init__(self, cls: type) -> None:
+        Endpoint.used = True
         self.actor = cls()
 
     async def call(self, packed: bytes) -> bytes:

@@ -41,6 +41,8 @@ class Identity:
     devices: str
     """CUDA_VISIBLE_DEVICES of the process."""
     versions: dict[str, str]
+    free: bool = False
+    """Belongs to no driver: it serves whichever is connected to the scheduler, each in a life of its own."""
 
     @property
     def gpus(self) -> tuple[str, ...]:
@@ -55,9 +57,9 @@ class Identity:
         return asdict(self)
 
 
-def own_identity(slot: str, incarnation: int, zone: str) -> Identity:
+def own_identity(slot: str, incarnation: int, zone: str, free: bool = False) -> Identity:
     devices = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    return Identity(slot, incarnation, zone, own_host(), os.getpid(), devices, own_versions())
+    return Identity(slot, incarnation, zone, own_host(), os.getpid(), devices, own_versions(), free)
 
 
 def own_versions() -> dict[str, str]:

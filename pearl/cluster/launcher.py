@@ -45,30 +45,43 @@ class WorkerOrder:
     tls: Certificates | None = None
     option: str = ""
     """One of the launcher's `options`."""
+    place: int | None = None
+    """Number of the slot among all that the provider can have, where the one who asks keeps count of them."""
 
     @property
     def tag(self) -> str:
         """In the environment of the worker and of all that it starts (`pearl.cluster.reap.TAG`)."""
         return f"{self.cluster}/{self.slot}#{self.life}"
 
-    def arguments(self, *, tls: str | None = None, host: str | None = None, lifeline: bool = True) -> list[str]:
+    def arguments(self, owner: str = "stdin", *, tls: str | None = None, host: str | None = None) -> list[str]:
         """Command line of `python -m pearl.cluster.worker`, without secrets.
 
-        `tls`: a directory as that host sees it, or "-" for standard input; `host`: the address to listen at, by default
-        the one from which the scheduler is reached; `lifeline`: the worker ends when its standard input ends.
+        `owner`: what the worker ends with, "stdin" (the lifeline), "scheduler", or "nobody": then it is free, its life
+        is its own to count, and only the scheduler's end is its own. `tls`: a directory as that host sees it, "-" for
+        standard input, "env" for the environment; `host`: the address to listen at, by default the one from which the
+        scheduler is reached.
         """
-        line = ["--scheduler", self.scheduler, "--slot", self.slot, "--incarnation", str(self.life)]
-        line += ["--zone", self.zone, "--notices", self.notices.model_dump_json(exclude_defaults=True)]
+        line = ["--scheduler", self.scheduler, "--slot", self.slot]
+        line += [] if owner == "nobody" else ["--incarnation", str(self.life)]
+        line += [
+            "--zone",
+            self.zone,
+            "--owner",
+            owner,
+            "--notices",
+            self.notices.model_dump_json(exclude_defaults=True),
+        ]
         line += ["--host", host] if host else []
-        line += ["--tls", tls] if tls else []
-        return line if lifeline else [*line, "--no-lifeline"]
+        return [*line, "--tls", tls] if tls else line
+
+
+def tag_prefix(cluster: str, slot: str | None = None) -> str:
+    """What the tags of a cluster, or of all lives of one of its slots, begin with."""
+    return f"{cluster}/{slot}#" if slot else f"{cluster}/"
 
 
 class WorkerProcess(Protocol):
     """One life that was started, as its provider sees it. Nothing here blocks the event loop."""
-
-    def terminate(self) -> None:
-        """Warn it, as the provider does before it takes a slot away (SIGTERM); nothing if it is gone."""
 
     def end(self) -> None:
         """Begin to end it with all that it started, by force. Twice is once."""
@@ -78,6 +91,9 @@ class WorkerProcess(Protocol):
 
     async def wait(self) -> object:
         """Until it has ended, for whatever reason. Can be cancelled and asked again."""
+
+    def failed(self) -> LaunchFailed | None:
+        """After `wait`: what the provider said, if it was the provider that did not let the worker come."""
 
     def how(self, otherwise: str) -> str:
         """How it ended, with its last words; `otherwise` while nothing is known."""
@@ -101,8 +117,11 @@ class Launcher(Protocol):
         Raises LaunchFailed. Whatever it started is found by `left` from before it is started.
         """
 
-    async def left(self, cluster: str) -> list[str]:
-        """What the provider still has of that cluster, in words; also what another process started."""
+    async def left(self, cluster: str, slot: str | None = None) -> list[str]:
+        """What the provider still has of that cluster (of that slot), in words; also what another process started.
 
-    async def sweep(self, cluster: str) -> None:
-        """End all of it, by force; `left` is asked afterwards."""
+        Raises LaunchFailed if it cannot say so.
+        """
+
+    async def sweep(self, cluster: str, slot: str | None = None) -> None:
+        """End all of it, by force; `left` is asked afterwards. Raises LaunchFailed."""

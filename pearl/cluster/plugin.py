@@ -21,6 +21,8 @@ from tornado.ioloop import PeriodicCallback
 TOPIC = "pearl-membership"
 IDENTITY = "pearl"
 """Key of a worker's startup information that holds its identity."""
+RENEW = "pearl-renew"
+"""Message to a free worker."""
 CHECK_S = 1.0
 """How often silence is looked for."""
 HEARTBEATS = 5
@@ -57,6 +59,8 @@ class ElasticityPlugin(SchedulerPlugin):
         """Slot by address."""
         self._causes: dict[str, tuple[str, str]] = {}
         """Reason and detail of a departure that was announced, by address."""
+        self._driver = ""
+        """Id of the client that claimed the scheduler."""
         self._checked, self._clock = time.monotonic(), 0.0
         self._beats: dict[str, tuple[float, float]] = {}
         self._register = scheduler.handlers["register-worker"]
@@ -64,6 +68,8 @@ class ElasticityPlugin(SchedulerPlugin):
         scheduler.handlers["pearl_notice"] = self.notice
         scheduler.handlers["pearl_leaving"] = self.leaving
         scheduler.handlers["pearl_members"] = self.members
+        scheduler.handlers["pearl_claim"] = self.claim
+        scheduler.handlers["pearl_renew"] = self.renew
         for address in scheduler.workers:
             self.add_worker(scheduler, address)
         self._watch = PeriodicCallback(self.check_silence, CHECK_S * 1000)
@@ -127,6 +133,39 @@ class ElasticityPlugin(SchedulerPlugin):
             known.notice = self._emit("notice", known.address, known.joined["identity"], **rest)
         return {"status": "OK"}
 
+    async def claim(self, client: str) -> dict[str, Any]:
+        """Handler: a driver wants this scheduler for itself; refused while another one is connected.
+
+        Workers that an earlier driver had started are removed, and lives that are over are forgotten: a driver counts
+        the lives of its own slots from 1.
+        """
+        if self._driver != client and self._driver in self.scheduler.clients:
+            return {"status": "refused", "message": "another driver is connected to it"}
+        self._driver = client
+        for address, name in list(self._here.items()):
+            if not self.slots[name].joined["identity"]["free"]:
+                self._causes[address] = ("lost", "its driver is gone")
+                await self.scheduler.remove_worker(address, stimulus_id=f"pearl-claimed-{time.time()}")
+        self.slots = {name: slot for name, slot in self.slots.items() if slot.address}
+        return {"status": "OK"}
+
+    def remove_client(self, scheduler: Scheduler, client: str) -> None:
+        """The driver is gone, or killed: free workers that it used begin anew, without what it had started there."""
+        if client == self._driver:
+            for address, name in self._here.items():
+                if self.slots[name].joined["identity"]["free"]:
+                    self.scheduler.worker_send(address, {"op": RENEW, "always": False, "anew": True})
+
+    def renew(self, address: str) -> dict[str, Any]:
+        """Handler: a free worker is to end its life with all that runs in it, and to join as a later one.
+
+        One that has its notice is to go.
+        """
+        if address in self._here:
+            anew = self.slots[self._here[address]].notice is None  # else there will be no next life
+            self.scheduler.worker_send(address, {"op": RENEW, "always": True, "anew": anew})
+        return {"status": "OK"}
+
     def leaving(self, address: str, reason: str, detail: str) -> dict[str, Any]:
         """Handler: the worker at `address` is about to go, `closed` or `drained`. The first word counts."""
         if address in self._here:
@@ -144,6 +183,7 @@ class ElasticityPlugin(SchedulerPlugin):
         return {
             "epoch": self.epoch,
             "seq": self.seq,
+            "claimed": self._driver in self.scheduler.clients,
             "events": [
                 {**e, "seconds_left": max(0.0, e["deadline"] - now)} if e["kind"] == "notice" else e for e in newer
             ],

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from pearl.cluster.errors import ActorTimeout
-from pearl.cluster.launcher import MODULE, WorkerOrder
+from pearl.cluster.launcher import MODULE, LaunchFailed, WorkerOrder, tag_prefix
 from pearl.cluster.reap import TAG, describe, reap, tagged
 
 LOG_TAIL_LINES = 8
@@ -65,6 +65,10 @@ class LocalProcess:
         if left := await asyncio.to_thread(_bury, self.heirs):
             raise ActorTimeout(f"{self.slot}: what it had started is still there after SIGKILL: {left}")
 
+    def failed(self) -> LaunchFailed | None:
+        """This machine refuses nothing."""
+        return None
+
     def how(self, otherwise: str) -> str:
         code = self.process.returncode
         how = otherwise if code is None else f"ended by signal {-code}" if code < 0 else f"exit code {code}"
@@ -76,9 +80,9 @@ class LocalLauncher:
 
     options: Sequence[str] = ("",)
 
-    def __init__(self, logs: Path, host: str, *, detached: bool = False) -> None:
-        """`host`: address at which the workers listen; `detached`: they do not end with this process."""
-        self.logs, self.host, self.detached = logs, host, detached
+    def __init__(self, logs: Path, host: str, *, free: bool = False) -> None:
+        """`host`: address at which the workers listen; `free`: they belong to no driver and outlive this process."""
+        self.logs, self.host, self.free = logs, host, free
 
     def room(self, option: str) -> bool:
         return True
@@ -88,24 +92,28 @@ class LocalLauncher:
 
     async def start(self, order: WorkerOrder) -> LocalProcess:
         tls = str(order.tls.directory) if order.tls else None
-        log = self.logs / f"{order.slot}.{order.life}.log"
-        command = [sys.executable, "-m", MODULE, *order.arguments(tls=tls, host=self.host, lifeline=not self.detached)]
+        devices = {}
+        if order.place is not None:
+            first = order.place * order.gpus
+            devices = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(first, first + order.gpus)))}
+        log, owner = self.logs / f"{order.slot}.{order.life}.log", "nobody" if self.free else "stdin"
+        command = [sys.executable, "-m", MODULE, *order.arguments(owner, tls=tls, host=self.host)]
         with log.open("wb") as output:
             process = await asyncio.create_subprocess_exec(
                 *command,
-                stdin=asyncio.subprocess.DEVNULL if self.detached else asyncio.subprocess.PIPE,  # the lifeline
+                stdin=asyncio.subprocess.DEVNULL if self.free else asyncio.subprocess.PIPE,  # the lifeline
                 stdout=output,
                 stderr=output,
-                env={**os.environ, **order.environment, TAG: order.tag},
+                env={**os.environ, **order.environment, **devices, TAG: order.tag},
                 start_new_session=True,
             )
         return LocalProcess(order.slot, process, log)
 
-    async def left(self, cluster: str) -> list[str]:
-        return describe(await asyncio.to_thread(tagged, f"{cluster}/"))
+    async def left(self, cluster: str, slot: str | None = None) -> list[str]:
+        return describe(await asyncio.to_thread(tagged, tag_prefix(cluster, slot)))
 
-    async def sweep(self, cluster: str) -> None:
-        await asyncio.to_thread(reap, f"{cluster}/")
+    async def sweep(self, cluster: str, slot: str | None = None) -> None:
+        await asyncio.to_thread(reap, tag_prefix(cluster, slot))
 
 
 def last_words(log: Path) -> str:

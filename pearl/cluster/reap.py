@@ -21,12 +21,12 @@ GONE_S = 10.0
 
 
 def tagged(tag: str) -> list[psutil.Process]:
-    """Processes on this host with that tag: of one life, or, for a tag that ends with "/", of a whole cluster."""
+    """Processes on this host with that tag: of one life, or, up to its "#" or "/", of a slot or a whole cluster."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             own = process.environ().get(TAG, "")
-            same = own.startswith(tag) if tag.endswith("/") else own == tag
+            same = own.startswith(tag) if tag.endswith(("/", "#")) else own == tag
             if own and same and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
     return found

@@ -1,7 +1,8 @@
 """`python -m pearl.cluster.worker`: one Dask worker process for one slot, with one fixed binding.
 
-It has no nanny: a slot that dies is started again by its adapter, as another incarnation, or not at all. It ends with
-its owner (the lifeline pipe on standard input) and when the scheduler is gone.
+It has no nanny: a slot that dies is started again by its adapter, as another incarnation, or not at all. It ends when
+the scheduler is gone, and with its owner if it has one (`--owner stdin`: a pipe on standard input). One that nobody
+owns is *free*: when the driver that used it leaves, it begins anew as the next life, without what ran in it.
 """
 
 from __future__ import annotations
@@ -14,17 +15,22 @@ import sys
 import threading
 import time
 import urllib.parse
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 from distributed import Worker
 from distributed.security import Security
 from distributed.utils import get_ip
 
 from pearl.cluster.certificates import Certificates, worker_security
+from pearl.cluster.endpoint import Endpoint
 from pearl.cluster.identity import own_host, own_identity
+from pearl.cluster.launcher import MODULE
 from pearl.cluster.notices import Reporter, source_of, watch
-from pearl.cluster.plugin import IDENTITY
+from pearl.cluster.plugin import IDENTITY, RENEW
+from pearl.cluster.reap import TAG
 from pearl.cluster.settings import configure_dask
 from pearl.cluster.sigterm import SigtermNotice
 from pearl.cluster.snapshots import SnapshotExchange
@@ -33,6 +39,11 @@ from pearl.errors import UserError
 from pearl.lifeline import end_with_owner
 from pearl.weights.copies import HostCopies
 
+ZONES = ("preemptible", "reserved", "overlap", "training", "environment")
+"""An overlap slot, a rank and an environment are always a driver's own."""
+TLS = "PEARL_TLS"
+"""Environment variable: a line of `Certificates.bundle`, for `--tls env`."""
+OWNERS = ("nobody", "stdin", "scheduler")
 END_S = 5.0
 """A worker that is to end says goodbye within this time, or goes without."""
 
@@ -42,11 +53,13 @@ class Ending:
 
     def __init__(self) -> None:
         self.why = ""
+        self.anew = False
+        """The process is to begin another life."""
         self._loop = asyncio.get_running_loop()
         self._asked = asyncio.Event()
 
-    def ask(self, why: str) -> None:
-        self.why = why
+    def ask(self, why: str, anew: bool = False) -> None:
+        self.why, self.anew = why, anew
         print(f"ending: {why}", file=sys.stderr, flush=True)
         forced = threading.Timer(END_S, os._exit, (0,))
         forced.daemon = True
@@ -57,37 +70,52 @@ class Ending:
         await self._asked.wait()
 
 
-async def serve(
-    scheduler: str,
-    slot: str,
-    incarnation: int,
-    zone: str,
-    host: str,
-    notices: NoticesConfig,
-    security: Security | None = None,
-) -> None:
-    identity = own_identity(slot, incarnation, zone).to_wire()
-    reporter = Reporter(scheduler, slot, incarnation, security)
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """What a worker process is told of itself."""
+
+    scheduler: str
+    slot: str
+    life: int
+    zone: str
+    host: str
+    notices: NoticesConfig
+    free: bool
+    security: Security | None
+    secret: str | None = field(default=None, repr=False)
+    """Certificate and key that came through the environment, for the next life; children do not inherit it."""
+
+
+async def serve(seat: Seat) -> bool:
+    """Until the worker is to end. Whether it is to begin anew."""
+    identity = own_identity(seat.slot, seat.life, seat.zone, seat.free).to_wire()
+    reporter = Reporter(seat.scheduler, seat.slot, seat.life, seat.security)
     ending = Ending()
-    SigtermNotice(notices.sigterm_grace_s, reporter.report, ending.ask)
-    if source := source_of(notices):
-        watch(source, notices.poll_s, reporter.report)
+    SigtermNotice(seat.notices.sigterm_grace_s, reporter.report, ending.ask)
+    if source := source_of(seat.notices):
+        watch(source, seat.notices.poll_s, reporter.report)
 
     async def who(worker: Worker) -> dict[str, Any]:
         return identity
 
     worker = Worker(
-        scheduler,
-        name=f"{slot}#{incarnation}",
+        seat.scheduler,
+        name=f"{seat.slot}#{seat.life}",
         nthreads=1,
         memory_limit=0,
-        host=host,
-        protocol="tls" if security else None,
-        security=security,
+        host=seat.host,
+        protocol="tls" if seat.security else None,
+        security=seat.security,
         dashboard_address="127.0.0.1:0",  # health and metrics know no TLS
         dashboard=False,
         startup_information={IDENTITY: who},
     )
+
+    def renew(always: bool, anew: bool) -> None:
+        if seat.free and (always or Endpoint.used) and not ending.why:
+            ending.ask("its driver is done with it", anew)
+
+    worker.stream_handlers[RENEW] = renew
     copies = HostCopies(own_host())
     copies.sweep()
     SnapshotExchange(worker, copies)
@@ -99,34 +127,54 @@ async def serve(
         if ending.why:
             with contextlib.suppress(OSError):
                 await worker.scheduler.pearl_leaving(address=worker.address, reason="closed", detail=ending.why)
+        if ending.anew:
+            _begin_anew(seat)
+    return ending.anew
+
+
+def _begin_anew(seat: Seat) -> None:
+    """The same process and its devices, as the next life: only `exec` frees all that a library holds of a GPU."""
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(psutil.Process().children(recursive=True), timeout=END_S)
+    if seat.secret:
+        os.environ[TLS] = seat.secret
+    line = list(sys.argv[1:])
+    if "--incarnation" in line:
+        at = line.index("--incarnation")
+        del line[at : at + 2]
+    os.execv(sys.executable, [sys.executable, "-m", MODULE, *line, "--incarnation", str(seat.life + 1)])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scheduler", required=True, help="its address, tls://host:port or tcp://host:port")
     parser.add_argument("--slot", required=True, help="name of this GPU slot, in the cluster no other's")
-    parser.add_argument("--zone", required=True, help="preemptible or reserved")
+    parser.add_argument("--zone", default="preemptible", choices=ZONES)
     parser.add_argument("--incarnation", type=int, default=None, help="life of the slot; by default the time, in s")
     parser.add_argument("--host", help="own address to listen at; by default the one that reaches the scheduler")
-    parser.add_argument("--tls", help="folder with ca.pem, worker.pem, worker.key; - reads a line of standard input")
+    parser.add_argument("--tls", help=f"folder of ca.pem, worker.pem, worker.key; - is standard input, env {TLS}")
     parser.add_argument("--notices", default="{}", help="the section cluster.notices, as JSON")
-    parser.add_argument("--no-lifeline", action="store_true", help="do not end when standard input ends")
+    parser.add_argument("--owner", default="nobody", choices=OWNERS, help="what the worker ends with; see above")
     args = parser.parse_args()
     try:
-        security = _security(args.tls)
+        security, secret = _security(args.tls)
     except UserError as error:
         sys.exit(f"error: {error}")
-    if not args.no_lifeline:
+    if args.owner == "stdin":
         if os.getpgrp() != os.getpid():
             os.setpgid(0, 0)  # the lifeline ends a whole group, which is to be ours
         end_with_owner(sys.stdin.fileno())
+    os.environ.setdefault(TAG, f"free/{args.slot}#0")
     configure_dask()
     notices = NoticesConfig.model_validate_json(args.notices)
     life = int(time.time()) if args.incarnation is None else args.incarnation
     host = args.host or get_ip(urllib.parse.urlsplit(args.scheduler).hostname)
     code = 0
     try:
-        asyncio.run(serve(args.scheduler, args.slot, life, args.zone, host, notices, security))
+        seat = Seat(args.scheduler, args.slot, life, args.zone, host, notices, args.owner == "nobody", security, secret)
+        asyncio.run(serve(seat))
     except (RuntimeError, OSError) as error:  # Dask's wrapper; what the scheduler said is inside
         print(f"the worker did not join: {error.__cause__ or error}", file=sys.stderr)
         code = 1
@@ -134,17 +182,23 @@ def main() -> None:
     os._exit(code)  # threads of an engine client or of torch must not hold a finished worker
 
 
-def _security(tls: str | None) -> Security | None:
+def _security(tls: str | None) -> tuple[Security | None, str | None]:
+    """And the line it came from, if it did not come from files. Raises UserError."""
     if tls is None:
-        return None
+        return None, None
+    if tls == "env":
+        line = os.environ.pop(TLS, "")
+        if not line:
+            raise UserError(f"{TLS} is empty", "It holds what `Certificates.bundle` says.")
+        return worker_security(line.encode()), line
     if tls == "-":
-        line = b""
-        while not line.endswith(b"\n"):  # not a byte more than that line: the rest is the lifeline
+        read = b""
+        while not read.endswith(b"\n"):  # not a byte more than that line: the rest is the lifeline
             if not (byte := os.read(sys.stdin.fileno(), 1)):
                 raise UserError("standard input ended before the TLS material", "Do not start it by hand with --tls -.")
-            line += byte
-        return worker_security(line)
-    return Certificates.open(Path(tls), "worker").security()
+            read += byte
+        return worker_security(read), None
+    return Certificates.open(Path(tls), "worker").security(), None
 
 
 if __name__ == "__main__":

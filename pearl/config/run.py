@@ -75,4 +75,7 @@ class RunConfig(Section):
             raise ValueError("each trainer rank needs a trajectory per minibatch; lower trainer.grpo.minibatches")
         if fault := self.elastic.fault(t.ranks, self.engine.tensor_parallel, t.zero_stage):
             raise ValueError(fault)
+        e = self.elastic
+        if fault := self.cluster.fault(e.preemptible_slots, e.availability.file, e.splits):
+            raise ValueError(fault)
         return self

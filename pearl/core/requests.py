@@ -1,8 +1,7 @@
 """When to ask a provider again that did not give a slot, and in which other way. Pure: time comes in as a number.
 
-Each *option* (an instance type in a zone, a partition) rests after a failure, twice as long after each one in a row. A
-lack of capacity or a quota is the option's own; credentials and configuration concern all of them, and mend themselves
-least, so all rest as long as they ever do.
+Each *option* (an instance type in a zone, a partition, a host) rests after a failure, twice as long after each one in a
+row. Credentials and configuration mend themselves least: after them it rests as long as it ever does.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ class Cause(StrEnum):
     OTHER = "other"
 
 
-OF_ALL = (Cause.CREDENTIALS, Cause.CONFIGURATION)
-"""Another option would fail for the same reason."""
+LASTING = (Cause.CREDENTIALS, Cause.CONFIGURATION)
+"""Only a person can mend it."""
 
 
 @dataclass(slots=True)
@@ -63,12 +62,10 @@ class Requests:
 
     def failed(self, option: str, cause: Cause, now: float) -> None:
         """A request that fails while its option rests already is of the same failure: many can be under way at once."""
-        for name in self.options if cause in OF_ALL else (option,):
-            rest = self._rests[name]
-            if rest.until_s > now:
-                continue
+        rest = self._rests[option]
+        if rest.until_s <= now:
             rest.failures += 1
-            seconds = self.most_s if cause in OF_ALL else self.first_s * 2.0 ** (rest.failures - 1)
+            seconds = self.most_s if cause in LASTING else self.first_s * 2.0 ** (rest.failures - 1)
             rest.until_s = now + min(self.most_s, seconds)
 
     def given(self, option: str) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pearl.cluster.binding import Binding
-from pearl.cluster.local import LocalCluster
+from pearl.cluster.providers import make_cluster
 from pearl.config import RunConfig
 from pearl.core import events as ev
 from pearl.core.events import Event, Instruction
@@ -86,13 +86,8 @@ class Driver:
         """Where an availability trace goes on."""
         if resume is not None:
             self._restore(resume)
-        self.cluster = LocalCluster(
-            directory.workers,
-            self._left,
-            config.cluster.scheduler_port,
-            silent_loss_s=config.cluster.silent_loss_s,
-            notices=config.cluster.notices,
-        )
+        self.cluster = make_cluster(config, directory.workers, self._left)
+        self.cluster.on_scheduler_lost = self._scheduler_lost
         actors = Actors(self.cluster, bindings, self.waits, config.deadlines.worker_start_s, classes or ActorClasses())
         parts = (actors, config, model_directory, directory, self.post)
         self.rollout = RolloutWorkers(*parts, self.journal)
@@ -250,6 +245,8 @@ class Driver:
                 self._spawn(self.rollout.release(i))
             case ev.ResumeEngine():
                 self._spawn(self.rollout.resume(i))
+            case ev.RequestSlots():
+                self._spawn(self.slots.want(i))
             case ev.ReleaseSlot():
                 self._spawn(self.slots.release(i))
             case ev.OffloadTrainer():
@@ -290,6 +287,8 @@ class Driver:
         """Called by the cluster when a worker process left it, for whatever reason."""
         if self.closing:
             return
+        if self.rollout.actors.comes_and_goes(slot):
+            return  # `slots` tells of it
         match self.bindings[slot].zone:
             case "environment":
                 self.environments.left(slot, incarnation, reason)
@@ -297,8 +296,12 @@ class Driver:
                 self.trainer.left(slot, incarnation, reason)
             case Zone.RESERVED | Zone.OVERLAP:
                 self.rollout.left(slot, incarnation, reason)
-            case Zone.PREEMPTIBLE:
-                pass  # `slots` tells of it
+
+    def _scheduler_lost(self, reason: str) -> None:
+        """Nothing can be started any more, and every worker ends; the run goes on from its journal."""
+        if not self.closing:
+            where = self.cluster.contact
+            self.post(ev.TrainerFailed(f"the Dask scheduler at {where} is gone ({reason}); go on with --resume"))
 
     def _set_timer(self, i: ev.SetTimer, now: float) -> None:
         def fire() -> None:

@@ -19,6 +19,7 @@ from actors.sglang.transfer import interface_address, missing
 from envs.registry import find_factory
 from envs.sandbox.factory import make_backend
 from pearl.cluster.binding import Binding, bind
+from pearl.cluster.providers import check_provider
 from pearl.config import RunConfig
 from pearl.errors import UserError
 from pearl.live.machine import make_scheduler
@@ -72,6 +73,7 @@ async def preflight(config: RunConfig) -> Preflight:
     availability(config)
     if config.elastic.splits:
         _check_transfer(config)
+    await check_provider(config)
     gpus = _gpus(config)
     bindings = bind(config, gpus)
     memory = {} if gpus else plan_memory(config, model_size(model_directory))
@@ -97,7 +99,8 @@ def plan_memory(config: RunConfig, size: ModelSize) -> dict[str, float]:
     reference = size.parameters * 4 if t.grpo.kl_coefficient else 0
     activations = t.micro_batch_tokens * size.layers * size.hidden * ACTIVATION_BYTES
     rank = TRAINER_BASE_GB + (sharded + reference + (0.1 if t.activation_checkpointing else 1.0) * activations) / GB
-    workers = config.cluster.rollout_workers + config.elastic.preemptible_slots + config.elastic.overlap_slots
+    preemptible = config.elastic.preemptible_slots if config.cluster.kind == "local" else 0
+    workers = config.cluster.rollout_workers + preemptible + config.elastic.overlap_slots
     return {
         f"{workers} engine(s)": workers * engine,
         f"{t.ranks} trainer rank(s)": t.ranks * rank,

@@ -10,8 +10,9 @@ from pathlib import Path
 from pearl.cluster.adapter import RequestFailed, SlotShape
 from pearl.cluster.availability import AvailabilityFollower
 from pearl.cluster.binding import Binding
-from pearl.cluster.local import LocalCluster
+from pearl.cluster.cluster import Cluster
 from pearl.cluster.local_adapter import LocalAdapter
+from pearl.cluster.providers import make_adapter
 from pearl.config import RunConfig
 from pearl.core import events as ev
 from pearl.core.events import Event
@@ -38,7 +39,7 @@ class PreemptibleSlots:
 
     def __init__(
         self,
-        cluster: LocalCluster,
+        cluster: Cluster,
         bindings: Mapping[str, Binding],
         config: RunConfig,
         waits: WaitTable,
@@ -47,13 +48,15 @@ class PreemptibleSlots:
     ) -> None:
         self.config, self.waits, self.post, self.lost = config, waits, post, lost
         own = [binding for binding in bindings.values() if binding.zone == Zone.PREEMPTIBLE]
-        self.count = len(own)
+        self.most, self.scaled = config.elastic.preemptible_slots, config.elastic.autoscale.on
+        self.count = 0 if self.scaled else self.most
+        """That are asked for."""
         width = config.engine.tensor_parallel
-        self.shape = SlotShape(width if any(binding.devices for binding in own) else 0, config.engine.threads)
+        self.shape = SlotShape(width if any(b.devices for b in bindings.values()) else 0, config.engine.threads)
         trace, a = availability(config), config.elastic.availability
-        self.adapter = LocalAdapter(cluster, own, self._happened, config.deadlines.worker_start_s, trace is None)
+        self.adapter = make_adapter(config, cluster, own, self._happened, offered=trace is None)
         self.follower = None
-        if trace is not None:
+        if trace is not None and isinstance(self.adapter, LocalAdapter):
             self.follower = AvailabilityFollower(
                 self.adapter, trace, width, notice_s=a.notice_s, scale=a.scale, seed=a.seed
             )
@@ -64,9 +67,13 @@ class PreemptibleSlots:
         self._closing = False
 
     async def connect(self) -> None:
-        if self.count:
+        if self.most:
             await self.adapter.connect()
             await self._ask()
+
+    async def want(self, i: ev.RequestSlots) -> None:
+        self.count = i.slots
+        await self._ask()
 
     def trainer_ready(self, from_s: float) -> None:
         """The trace begins, once, where an interrupted run had left it."""
@@ -77,7 +84,7 @@ class PreemptibleSlots:
     async def release(self, i: ev.ReleaseSlot) -> None:
         here = self.adapter.observed().get(i.worker)
         if here is not None and here.life == i.life:
-            if here.seconds_left is None and self.follower is None:
+            if here.seconds_left is None and self.follower is None and not self.scaled:
                 self.count -= 1  # nobody takes it from us: it is not wanted
             await self.adapter.release([i.worker])
 
@@ -99,6 +106,8 @@ class PreemptibleSlots:
         if isinstance(event, ev.SlotLost | RequestFailed):
             loop = asyncio.get_running_loop()
             back_off_s = self._lost_at(loop.time())
+            if isinstance(event, RequestFailed):
+                back_off_s = max(back_off_s, event.again_s)
             if self._again is None:
                 self._again = loop.call_later(back_off_s, self._asks_again)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
@@ -133,9 +132,8 @@ def stop_on_signals(driver: Driver, screen: RunConsole) -> None:
 
     def stop(number: int) -> None:
         if asked:
-            for slot in list(driver.cluster.workers):
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(driver.cluster.workers[slot].process.pid, signal.SIGKILL)
+            for worker in driver.cluster.workers.values():
+                worker.process.end()
             os._exit(INTERRUPTED)
         asked.append(number)
         screen.notice("stopping; once more to stop at once")

@@ -34,6 +34,7 @@ class Desk:
         self.workers: dict[str, Any] = {}
         self.handlers: dict[str, Any] = {"register-worker": self._registered}
         self.connected, self.slow = True, False
+        self.clients: dict[str, Any] = {}
         self.wire: list[dict[str, Any]] = []
         self.handler: Any = None
         self.scheduler = self

@@ -47,6 +47,8 @@ WAITS, PROCESSES, DRIVER, COMPONENTS = (
     "live/test_blocked_components.py",
 )
 SNAPSHOTS = "cluster/test_snapshots.py"
+PROVIDERS = "cluster/test_provider_waits.py"
+STANDING = Test(PROVIDERS, "test_workers_of_a_standing_cluster_that_never_join_or_leave")
 RECEIVER = Test(SNAPSHOTS, "test_a_receiver_that_is_there_and_does_nothing_is_left")
 SANDBOXES = "live/test_blocked_environments.py"
 CALL = "pearl/live/actors.py:Actors.call"
@@ -96,6 +98,23 @@ TABLE: dict[str, Row] = {
     "pearl/cluster/processes.py:LocalProcess.wait": Within("pearl/cluster/cluster.py:Cluster.start_worker"),
     "pearl/cluster/processes.py:LocalLauncher.left": ForEver("it looks once through the processes of this host"),
     "pearl/cluster/processes.py:LocalLauncher.sweep": ForEver("it kills, and gives up after GONE_S"),
+    "pearl/cluster/existing.py:FreeProcess.ended": Test(PROVIDERS, "test_a_free_worker_that_does_not_begin_anew"),
+    "pearl/cluster/existing.py:FreeProcess.wait": Within("pearl/cluster/existing.py:FreeProcess.ended"),
+    "pearl/cluster/existing.py:probe": Test(PROVIDERS, "test_a_scheduler_that_accepts_and_says_nothing"),
+    "pearl/cluster/scheduler.py:serve": ForEver("a scheduler serves until it is told to end"),
+    "pearl/cluster/slurm.py:SlurmJob.ended": Test(PROVIDERS, "test_a_job_that_does_not_leave_the_queue"),
+    "pearl/cluster/slurm.py:SlurmJob.wait": Test(PROVIDERS, "test_a_job_that_waits_for_too_long_is_withdrawn"),
+    "pearl/cluster/slurm.py:SlurmLauncher.sweep": Test(PROVIDERS, "test_a_job_that_does_not_leave_the_queue"),
+    "pearl/cluster/slurm.py:run": Test(PROVIDERS, "test_slurm_commands_that_never_end"),
+    "pearl/cluster/ssh.py:SshLauncher._run": Test(PROVIDERS, "test_ssh_that_never_ends"),
+    "pearl/cluster/standing.py:StandingCluster.down": ForEver("it kills, and gives up after GONE_S"),
+    "pearl/cluster/standing.py:StandingCluster._start_scheduler": Test(
+        PROVIDERS, "test_a_scheduler_of_a_standing_cluster_that_never_listens"
+    ),
+    "pearl/cluster/standing.py:StandingCluster._joined": STANDING,
+    "pearl/cluster/standing.py:StandingCluster._warn": STANDING,
+    "pearl/cluster/standing.py:StandingCluster._ask": Test(PROVIDERS, "test_a_scheduler_that_accepts_and_says_nothing"),
+    "pearl/cluster/standing.py:StandingCluster._alone": Test(PROVIDERS, "test_two_commands_at_once"),
     "pearl/cluster/worker.py:_security": ForEver("standard input ends with the one who started the worker"),
     "pearl/cluster/membership.py:Membership._catch_up": Test(
         COMPONENTS, "test_a_scheduler_that_does_not_say_who_is_there"

@@ -1,0 +1,110 @@
+"""`pearl cluster`: a scheduler and workers that outlive a run."""
+
+from __future__ import annotations
+
+import asyncio
+import json as json_module
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from pearl.errors import RunFailed
+
+app = typer.Typer(help="A cluster that outlives a run: start it, look at it, change it, end it.", no_args_is_help=True)
+
+Directory = Annotated[Path, typer.Option(help="Where the cluster's state, certificates and logs lie.")]
+Json = Annotated[bool, typer.Option("--json", help="Progress to stderr; one object on stdout.")]
+DEFAULT = Path("cluster")
+
+
+def _console(json: bool) -> Console:
+    return Console(stderr=json, highlight=False, soft_wrap=True)
+
+
+@app.command()
+def up(
+    run: Annotated[Path, typer.Argument(help="A run's YAML file: its section `cluster`, and what a slot needs.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="key.sub=value, any number of them.")] = None,
+    slots: Annotated[int | None, typer.Option(min=0, help="Workers; elastic.preemptible_slots if not given.")] = None,
+    directory: Directory = DEFAULT,
+    json: Json = False,
+) -> None:
+    """Start a scheduler here and workers where `cluster.kind` says."""
+    from pearl.cluster.standing import StandingCluster
+    from pearl.config.load import load_config
+
+    config = load_config(run, overrides or [])
+    console = _console(json)
+    count = config.elastic.preemptible_slots if slots is None else slots
+    gpus = 0 if config.engine.device == "cpu" else config.engine.tensor_parallel
+    if config.engine.device == "auto" and not _has_gpu() and config.cluster.kind == "local":
+        gpus = 0
+    status = asyncio.run(StandingCluster(directory, console.print).up(config, count, gpus))
+    _show(console, status, json)
+
+
+@app.command()
+def status(directory: Directory = DEFAULT, json: Json = False) -> None:
+    """Say who is there. Exit code 1 if the scheduler does not answer."""
+    from pearl.cluster.standing import StandingCluster
+
+    console = _console(json)
+    found = asyncio.run(StandingCluster(directory, console.print).status())
+    _show(console, found, json)
+    raise typer.Exit(0 if found["scheduler"] == "here" else 1)
+
+
+@app.command()
+def scale(
+    slots: Annotated[int, typer.Argument(min=0, help="Workers that there are to be.")],
+    directory: Directory = DEFAULT,
+    start: Annotated[float, typer.Option("--start-s", help="Seconds that a new worker has to join.")] = 300.0,
+    grace: Annotated[float, typer.Option("--grace-s", help="Seconds of notice to a driver that uses them.")] = 30.0,
+    json: Json = False,
+) -> None:
+    """Start or end workers until there are that many."""
+    from pearl.cluster.standing import StandingCluster
+
+    console = _console(json)
+    found = asyncio.run(StandingCluster(directory, console.print).scale(slots, start, grace))
+    _show(console, found, json)
+
+
+@app.command()
+def down(directory: Directory = DEFAULT, json: Json = False) -> None:
+    """End everything that was started, and look that nothing is left; also after a command that was killed."""
+    from pearl.cluster.standing import StandingCluster
+
+    console = _console(json)
+    left = asyncio.run(StandingCluster(directory, console.print).down())
+    if json:
+        print(json_module.dumps({"left": left}))
+    if left:
+        raise RunFailed(f"something is left: {'; '.join(left)}; try again")
+    console.print("nothing is left")
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return bool(torch.cuda.device_count())
+
+
+def _show(console: Console, status: dict[str, Any], json: bool) -> None:
+    if json:
+        print(json_module.dumps(status))
+        return
+    table = Table("slot", "state", "zone", "life", "host", "devices")
+    for slot in status["slots"]:
+        table.add_row(*(str(slot[name] if slot[name] is not None else "") for name in
+                        ("slot", "state", "zone", "life", "host", "devices")))  # fmt: skip
+    console.print(table)
+    driver = "a driver is connected" if status["driver"] else "no driver is connected"
+    console.print(f"{status['kind']} cluster at {status['address']}: {driver}; scheduler: {status['scheduler']}")
+    console.print(
+        f"use it: pearl train RUN.yaml cluster.kind=existing cluster.address={status['address']} "
+        f"cluster.tls_directory={status['tls_directory']}"
+    )

@@ -1,0 +1,148 @@
+"""Slots as jobs of a real Slurm: slurmctld and two slurmd on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pearl.cluster.adapter import SlotShape
+from pearl.cluster.binding import Binding
+from pearl.cluster.certificates import Certificates
+from pearl.cluster.launcher import WorkerOrder
+from pearl.cluster.launching import LaunchingAdapter
+from pearl.cluster.local import LocalCluster
+from pearl.cluster.slurm import SlurmLauncher, cause_of, job_name
+from pearl.config.cluster import NoticesConfig, SlurmConfig
+from pearl.core.events.base import Event
+from pearl.core.events.elastic import SlotJoined, SlotLost, SlotNotice
+from pearl.core.layout import Zone
+from pearl.core.requests import Cause
+from pearl.errors import UserError
+from tests.cluster.servers import slurm
+from tests.cluster.support import EVENT_S, START_S
+
+ONE_GPU = SlotShape(gpus=1)
+GRACE_S = 8.0
+SMALL = {"memory": "100MB", "notice_s": 10}
+
+
+class Setup:
+    """An adapter of two slots; it asks the partition first that takes no jobs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.events: asyncio.Queue[Event] = asyncio.Queue()
+        notices = NoticesConfig(sigterm_grace_s=GRACE_S)
+        self.cluster = LocalCluster(folder / "workers", lambda *_: None, notices=notices)
+        self.launcher = SlurmLauncher(SlurmConfig(partitions=("shut", "spot"), **SMALL), folder / "workers")
+        self.cluster.launchers[Zone.PREEMPTIBLE] = self.launcher
+        bindings = [Binding(f"preemptible-{i}", Zone.PREEMPTIBLE, (), 1, elsewhere=True) for i in range(2)]
+        self.adapter = LaunchingAdapter(self.cluster, bindings, self.events.put_nowait, START_S)
+
+    async def event(self, kind: type[Event]) -> Any:
+        event = await asyncio.wait_for(self.events.get(), START_S + EVENT_S)
+        assert isinstance(event, kind), event
+        return event
+
+    async def joined(self, count: int) -> list[SlotJoined]:
+        found: list[SlotJoined] = []
+        while len(found) < count:
+            event = await self.event(Event)
+            found += [event] if isinstance(event, SlotJoined) else []
+        return found
+
+
+@pytest.fixture
+async def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Setup]:
+    with slurm(tmp_path / "slurm") as conf:
+        monkeypatch.setenv("SLURM_CONF", str(conf))
+        setup = Setup(tmp_path)
+        async with setup.cluster:
+            await setup.adapter.connect()
+            yield setup
+            await setup.adapter.close()
+        assert await setup.launcher.left(setup.cluster.id) == []
+
+
+def sbatch(*line: str) -> None:
+    subprocess.run(["sbatch", "-o", "/dev/null", *line], check=True, capture_output=True)
+
+
+@pytest.mark.slow
+async def test_jobs_become_slots_get_notice_before_a_preemption_and_leave_nothing(setup: Setup) -> None:
+    await setup.adapter.request(Zone.PREEMPTIBLE, 2, ONE_GPU)
+    joined = await setup.joined(2)
+    devices = [event.slot.gpus for event in joined]
+    assert all(len(gpus) == 1 for gpus in devices), "the GPU that Slurm gave"
+    jobs = await setup.launcher.left(setup.cluster.id)
+    assert len(jobs) == 2 and all("RUNNING" in job for job in jobs)
+
+    sbatch("-p", "reserved", "-N", "2", "--gres=gpu:2", "--mem=100", "--wrap", "sleep 300")
+    notices = [await setup.event(SlotNotice), await setup.event(SlotNotice)]
+    assert {notice.worker for notice in notices} == {event.slot.name for event in joined}
+    assert all(0 < notice.seconds_left <= GRACE_S for notice in notices)
+    name = notices[0].worker
+    await setup.adapter.release([name])  # it was drained in time
+    lost = [await setup.event(SlotLost), await setup.event(SlotLost)]
+    assert SlotLost(name, 1, "given back") in lost
+    await setup.adapter.request(Zone.PREEMPTIBLE, 0, ONE_GPU)
+
+
+@pytest.mark.slow
+async def test_the_end_of_the_time_limit_is_a_notice_and_a_job_that_waits_too_long_is_withdrawn(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limited = setup.launcher.config.model_copy(update={"time_limit": "00:01:00", "notice_s": 50})
+    monkeypatch.setattr(setup.launcher, "config", limited)
+    await setup.adapter.request(Zone.PREEMPTIBLE, 1, ONE_GPU)
+    await setup.joined(1)
+    assert (await setup.event(SlotNotice)).seconds_left <= GRACE_S
+    assert (await setup.event(SlotLost)).reason.startswith("closed")
+
+    impatient = limited.model_copy(update={"queue_s": 2.0})
+    monkeypatch.setattr(setup.launcher, "config", impatient)
+    sbatch("-p", "reserved", "-N", "2", "--gres=gpu:2", "--mem=100", "--wrap", "sleep 300")
+    await asyncio.sleep(0)
+    order = WorkerOrder(setup.cluster.id, "w-0", 1, "preemptible", setup.cluster.contact, 1, option="spot")
+    job = await setup.launcher.start(order)
+    await job.wait()
+    failed = job.failed()
+    assert failed is not None and failed.cause is Cause.CAPACITY and "in the queue" in str(failed)
+
+
+async def test_what_cannot_be_is_said_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match=r"cluster\.kind = slurm needs sbatch"):
+        await SlurmLauncher(SlurmConfig(), tmp_path).check()
+
+
+def test_a_script_starts_a_step_and_holds_no_secret(tmp_path: Path) -> None:
+    tls = Certificates.make(tmp_path / "tls")
+    config = SlurmConfig(account="a", directives=("--constraint=h100",), prologue=("module load cuda",))
+    order = WorkerOrder(
+        "c0", "slot-1", 7, "preemptible", "tls://10.0.0.1:1", 2, 3, {"A": "b c"}, tls=tls, option="spot"
+    )
+    script = SlurmLauncher(config, tmp_path / "logs").script(order)
+    lines = script.splitlines()
+    assert lines[0].startswith("#!") and f"#SBATCH -J {job_name('c0', 'slot-1')}" in lines
+    for line in ("-p spot", "-A a", "--gres=gpu:2", "--constraint=h100", "--cpus-per-task=3", "--signal=TERM@120"):
+        assert f"#SBATCH {line}" in lines
+    assert "module load cuda" in lines and "export A='b c'" in lines
+    assert lines[-1].startswith("exec srun --overlap --export=ALL") and "--incarnation 7" in lines[-1]
+    keys = [path.read_text().splitlines()[1] for path in tls.directory.glob("*.key")]
+    assert not any(key in script for key in keys)
+    free = SlurmLauncher(config, tmp_path / "logs", free=True).script(replace(order, gpus=0))
+    assert "--requeue" in free and "--incarnation" not in free and "export CUDA_VISIBLE_DEVICES=''" in free
+
+
+def test_what_sbatch_says_is_a_cause() -> None:
+    said = "sbatch: error: Batch job submission failed: "
+    assert cause_of(f"{said}Invalid account or account/partition combination specified") is Cause.CREDENTIALS
+    assert cause_of(f"{said}Job violates accounting/QOS policy (job submit limit)") is Cause.QUOTA
+    assert cause_of(f"{said}Invalid partition name specified") is Cause.CONFIGURATION
+    assert cause_of("slurm_load_partitions: Unable to contact slurm controller") is Cause.UNREACHABLE
