@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from pearl.errors import UserError
@@ -110,7 +111,12 @@ def _jobs(jobs: int | None) -> int:
 
 
 def _print(console: Console, text: str) -> None:
-    console.print(text, highlight=False, soft_wrap=True, markup=False)
+    console.print(_writable(console, text), highlight=False, soft_wrap=True, markup=False)
+
+
+def _writable(console: Console, text: str) -> str:
+    """Names of tests may hold what no terminal takes."""
+    return text.encode(console.encoding, "backslashreplace").decode(console.encoding)
 
 
 def _tell(console: Console, bad: list[BadRow]) -> None:
@@ -133,7 +139,7 @@ def list_tasks(tasks: Tasks, only: Only = None, json: Json = False) -> None:
         # A name that is cut could not be given to --only.
         table.add_column(name, overflow="fold", no_wrap=name == "instance_id")
     for row in rows:
-        table.add_row(*(str(value) for value in row.values()))
+        table.add_row(*(escape(_writable(console, str(value))) for value in row.values()))
     console.print(table)
     _tell(console, bad)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -171,8 +172,9 @@ def _image(record: TaskRecord, recipe: Recipe, python: Python, tree: Path, envir
 
 def _guard(record: TaskRecord, recipe: Recipe, tree: Path, environment: Path) -> Guard:
     named = [part.path for part in parse_patch(record.test_patch)]
-    named += named_tests(recipe.test_cmd, lambda path: (tree / path).exists())
-    named += [str(PurePosixPath(word)) for word in recipe.test_cmd if (tree / word).is_file()]
+    # Path's own would raise for a word that is longer than a name may be.
+    named += named_tests(recipe.test_cmd, lambda path: os.path.exists(tree / path))  # noqa: PTH110
+    named += [str(PurePosixPath(word)) for word in recipe.test_cmd if os.path.isfile(tree / word)]  # noqa: PTH113
     own = [path for part in parse_patch(record.patch) for path in (part.path, part.old_path) if path is not None]
     return Guard.of(named, own, _stand_ins(recipe, tree, environment))
 

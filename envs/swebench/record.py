@@ -73,6 +73,8 @@ class Recipe(Model):
             raise ValueError("a recipe without an image needs test_cmd")
         if any(part.startswith("/") or ".." in part.split("/") for part in self.pythonpath.split(":")):
             raise ValueError(f"pythonpath = {self.pythonpath!r} leaves the repository")
+        if any("\0" in word for word in (*self.test_cmd, *self.deps, self.pythonpath)):
+            raise ValueError("a command or requirement holds a NUL")
         return self
 
 

@@ -56,6 +56,14 @@ def test_build_and_validate(tasks: Path, cache: Path, tmp_path: Path) -> None:
     assert FAILING in (logs / "own__sums-1.after.log").read_text()
 
 
+def test_names_that_cannot_be_printed_stop_nothing(cache: Path, tmp_path: Path, source: Path) -> None:
+    names = record(source, kind="swebench", repo="a[/b]\ud800", fail_to_pass=(FAILING, "\ud800"))
+    save_tasks(tmp_path / "names.jsonl", [names])
+    for command in (["validate", "--runs", "1", "--cache", str(cache)], ["list"]):
+        result = CliRunner().invoke(app, [*command, str(tmp_path / "names.jsonl")], catch_exceptions=False)
+        assert result.exit_code == 0 and "\\ud800" in result.output
+
+
 def test_run_with_the_gold_patch_and_with_another(tasks: Path, cache: Path, tmp_path: Path, source: Path) -> None:
     assert pearl("run", tasks, "--gold", "--cache", cache)["reward"] == 1.0
     (tmp_path / "other.patch").write_text(record(source).patch.replace("2 * n", "4 * n"))

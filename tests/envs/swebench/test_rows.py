@@ -21,6 +21,7 @@ from tests.envs.swebench.test_record import ROW
         ({**ROW, "FAIL_TO_PASS": [7]}, "FAIL_TO_PASS.0: Input should be a valid string, not 7"),
         ({**ROW, "FAIL_TO_PASS": {"a": 1}}, "FAIL_TO_PASS: Input should be a list"),
         ({**ROW, "sdist": "flask==2.2", "test_cmd": "pytest", "python": 3.9}, "build.python"),
+        ({**ROW, "sdist": "flask==2.2", "test_cmd": ["a\0b"]}, "build: a command or requirement holds a NUL"),
         ({**ROW, "problem_statement": "\ud800"}, "half a surrogate pair"),
         ({**ROW, "patch": str(ROW["patch"]).replace("src", ".git/hooks")}, "the patch changes '.git/hooks/a.py'"),
         ({**ROW, "patch": str(ROW["patch"]).replace("src", "s\0c")}, "the patch changes"),

@@ -11,7 +11,7 @@ from envs.swebench.decoys import Decoy
 from envs.swebench.grade import grade_changes
 from envs.swebench.trial import Trial
 from envs.swebench.validate import compare, validate
-from tests.envs.swebench.conftest import FAILING, TESTS, diff, record
+from tests.envs.swebench.conftest import FAILING, PASSING, TESTS, diff, record
 
 
 def test_the_end_of_the_log_is_told_if_no_test_reports(built: BuiltTask) -> None:
@@ -19,6 +19,37 @@ def test_the_end_of_the_log_is_told_if_no_test_reports(built: BuiltTask) -> None
     found = compare(built, [failed], [failed], [], 1.0)
     assert not found.valid and found.reason.startswith("tests_do_not_run: ")
     assert found.reason.endswith("the log ends with '/bin/python: No module named pytest'")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"test_cmd": ("python", "tools/run.py", "tests/test_sums.py", "x" * 300)}, "tests_do_not_run: "),
+        ({"test_cmd": ("no-such-program",)}, "tests_do_not_run: "),
+        ({"test_cmd": ("sleep", "60")}, "timeout: "),
+        ({"test_cmd": ("yes",)}, "tests_do_not_run: with the gold patch, killed: output"),
+        ({"source": "/etc/passwd"}, "build_failed: the repository /etc/passwd is no directory"),
+        ({"python": "4.0"}, "python_unavailable: "),
+    ],
+)
+async def test_a_recipe_that_does_not_work_has_one_clear_reason(
+    builder: Builder, roomy: BubblewrapBackend, source: Path, changes: dict[str, object], reason: str
+) -> None:
+    whole = record(source).build
+    assert whole is not None
+    made = record(source, instance_id="odd", build=whole.model_copy(update=changes))
+    found = await validate(made, builder, roomy, runs=1, test_s=3.0)
+    assert not found.valid and found.reason.startswith(reason)
+
+
+@pytest.mark.parametrize("name", ["", " ", "é" * 3000, "new\nline", "\ud800", "tests/test_sums.py::test_double[a [b"])
+async def test_names_of_tests_that_nobody_has_heard_of(
+    builder: Builder, roomy: BubblewrapBackend, source: Path, name: str
+) -> None:
+    changes = {"kind": "swebench", "fail_to_pass": (FAILING, name), "pass_to_pass": (PASSING, name)}
+    found = await validate(record(source, instance_id="names", **changes), builder, roomy, runs=1, test_s=30.0)
+    assert found.valid and found.record.fail_to_pass == (FAILING,) and found.official_match is False
+    assert "1 of 2 official FAIL_TO_PASS do not pass after" in found.reason
 
 
 async def test_a_surprise_is_told_and_does_not_end_the_others(
