@@ -19,12 +19,14 @@ from pearl.cluster.notices import Notice
 class SigtermNotice:
     """Reads SIGTERM and SIGINT from the moment it is made (in the main thread) until the process ends."""
 
-    def __init__(self, grace_s: float, report: Callable[[Notice], None], end: Callable[[str], None]) -> None:
+    def __init__(
+        self, grace_s: float, report: Callable[[Notice], None], end: Callable[[str], None], echo_s: float = 0.0
+    ) -> None:
         """The first SIGTERM calls `report`; a second one, SIGINT, or `grace_s` after the first call `end(why)` once.
 
-        Both are called in threads of their own.
+        A SIGTERM within `echo_s` of the first one is an echo of it. Both are called in threads of their own.
         """
-        self.grace_s, self.report, self.end = grace_s, report, end
+        self.grace_s, self.report, self.end, self.echo_s = grace_s, report, end, echo_s
         self._read, write = socket.socketpair()
         write.setblocking(False)
         self._write = write  # must outlive the handler
@@ -41,6 +43,8 @@ class SigtermNotice:
                 self.end("the time that SIGTERM left is over")
                 return
             for number in self._read.recv(64):
+                if number == signal.SIGTERM and deadline and time.monotonic() < deadline - self.grace_s + self.echo_s:
+                    continue
                 if number == signal.SIGINT or (number == signal.SIGTERM and deadline is not None):
                     self.end("SIGINT" if number == signal.SIGINT else "a second SIGTERM")
                     return

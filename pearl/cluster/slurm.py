@@ -14,6 +14,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pearl.cluster.certificates import Certificates
@@ -29,11 +30,14 @@ COMMAND_S = 60.0
 POLL_S = 1.0
 GONE_S = 60.0
 """A job that was killed leaves the queue within this time."""
+ECHO_S = 2.0
+"""A preempted step gets its SIGTERM twice: from Slurm, and from its `srun`, which got one as well."""
 CAUSES = (
     (Cause.CREDENTIALS, "access denied|permission denied|invalid account|not authorized|user unknown"),
     (Cause.QUOTA, "limit|qos|assoc"),
     (Cause.UNREACHABLE, "unable to contact|timed out|connection refused"),
-    (Cause.CONFIGURATION, "invalid|not available|unrecognized|no such|unable to open"),
+    (Cause.CONFIGURATION, "invalid|requested node|unrecognized|no such|unable to open"),
+    (Cause.CAPACITY, "not available|inactive|drain|busy"),
 )
 """By what `sbatch` says."""
 EXPORTED = ("HOME", "USER", "LOGNAME", "PATH", "LANG", "LD_LIBRARY_PATH", "SLURM_CONF")
@@ -143,6 +147,8 @@ class SlurmLauncher:
             requeue=self.free,
         )  # fmt: skip
         tls = str(self._certificates(order.tls)) if order.tls else None
+        echo_s = max(ECHO_S, order.notices.sigterm_echo_s)
+        order = replace(order, notices=order.notices.model_copy(update={"sigterm_echo_s": echo_s}))
         line = order.arguments("nobody" if self.free else "scheduler", tls=tls)
         variables = {**order.environment, TAG: order.tag}
         if not order.gpus:
@@ -214,5 +220,6 @@ async def run(*line: str, tag: str = "") -> tuple[int, str]:
         output, _ = await asyncio.wait_for(process.communicate(), COMMAND_S)
     except TimeoutError:
         process.kill()
+        await process.wait()
         return -1, f"{line[0]} timed out after {COMMAND_S:g} s"
     return process.returncode or 0, output.decode(errors="replace").strip()

@@ -177,6 +177,7 @@ class SshLauncher:
             output, _ = await asyncio.wait_for(process.communicate(), COMMAND_S)
         except TimeoutError:
             process.kill()
+            await process.wait()
             return SSH_FAILED, f"timed out after {COMMAND_S:g} s"
         return process.returncode or 0, " ".join(output.decode(errors="replace").split("\r\n")).strip()
 

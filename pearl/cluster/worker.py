@@ -91,7 +91,7 @@ async def serve(seat: Seat) -> bool:
     identity = own_identity(seat.slot, seat.life, seat.zone, seat.free).to_wire()
     reporter = Reporter(seat.scheduler, seat.slot, seat.life, seat.security)
     ending = Ending()
-    SigtermNotice(seat.notices.sigterm_grace_s, reporter.report, ending.ask)
+    SigtermNotice(seat.notices.sigterm_grace_s, reporter.report, ending.ask, seat.notices.sigterm_echo_s)
     if source := source_of(seat.notices):
         watch(source, seat.notices.poll_s, reporter.report)
 

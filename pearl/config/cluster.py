@@ -22,6 +22,9 @@ class NoticesConfig(Section):
     """EC2 only: a rebalance recommendation counts as a notice of 120 s. False waits for the instance action."""
     sigterm_grace_s: float = Field(30.0, gt=0)
     """Seconds that a SIGTERM leaves; then, or at a second SIGTERM, the worker ends."""
+    sigterm_echo_s: float = Field(0.0, ge=0)
+    """A SIGTERM so soon after the first one is the same. Slurm's `srun` passes on what its step gets anyway: there it
+    is at least 2."""
 
 
 class SshConfig(Section):
@@ -118,7 +121,8 @@ class ClusterConfig(Section):
                     f"cluster.address = {self.address} is not encrypted, so whoever reaches it runs code as you; start "
                     "it with TLS (docs/clusters.md), or set cluster.insecure to true if nobody else can"
                 )
-        if splits and self.kv_interface == "lo" and not _is_loopback(f"//{self.host}"):
+        scheduler = self.address if self.kind == "existing" and self.address else f"//{self.host}"
+        if splits and self.kv_interface == "lo" and not _is_loopback(scheduler):
             return (
                 "elastic.policy splits prefill from decode over cluster.kv_interface = lo, which other hosts do not "
                 "reach; name an interface of the cluster's network, or set elastic.prefill_decode to false"

@@ -89,7 +89,8 @@ async def test_jobs_become_slots_get_notice_before_a_preemption_and_leave_nothin
     name = notices[0].worker
     await setup.adapter.release([name])  # it was drained in time
     lost = [await setup.event(SlotLost), await setup.event(SlotLost)]
-    assert SlotLost(name, 1, "given back") in lost
+    lives = {event.slot.name: event.life for event in joined}
+    assert SlotLost(name, lives[name], "given back") in lost
     await setup.adapter.request(Zone.PREEMPTIBLE, 0, ONE_GPU)
 
 
@@ -145,4 +146,5 @@ def test_what_sbatch_says_is_a_cause() -> None:
     assert cause_of(f"{said}Invalid account or account/partition combination specified") is Cause.CREDENTIALS
     assert cause_of(f"{said}Job violates accounting/QOS policy (job submit limit)") is Cause.QUOTA
     assert cause_of(f"{said}Invalid partition name specified") is Cause.CONFIGURATION
+    assert cause_of(f"{said}Required partition not available (inactive or drain)") is Cause.CAPACITY
     assert cause_of("slurm_load_partitions: Unable to contact slurm controller") is Cause.UNREACHABLE
