@@ -28,7 +28,8 @@ class SlotShape:
 class RequestFailed(Event):
     """The provider did not give `count` of the slots that were asked for.
 
-    Another option of the provider that does not rest is asked at once; else only `request` asks for them again.
+    A provider with options is asked again by the adapter, in another one at once, in this one when it has rested; this
+    machine by `request` only.
     """
 
     zone: Zone

@@ -77,6 +77,8 @@ class ExistingCluster(Cluster):
         launcher = LocalLauncher(log_directory, host)
         super().__init__(on_left, launcher, tls=tls, silent_loss_s=silent_loss_s, notices=notices)
         self.address = address
+        self._free: dict[str, FreeProcess] = {}
+        """By address."""
 
     async def _scheduler(self) -> str:
         await probe(self.address, self.tls)
@@ -93,14 +95,14 @@ class ExistingCluster(Cluster):
         await self.client.scheduler.pearl_renew(address=address)
 
     def _member(self, event: MemberEvent) -> None:
-        identity, life = event.identity, self.workers.get(event.identity.slot)
+        identity = event.identity
         if event.kind == "joined" and identity.free:
             joined: asyncio.Future[str] = asyncio.get_running_loop().create_future()
             joined.set_result(event.address)
-            process = FreeProcess(self, identity.slot, event.address)
+            process = self._free[event.address] = FreeProcess(self, identity.slot, event.address)
             self.workers[identity.slot] = Life(identity.slot, identity.incarnation, process, joined, event.address)
-        elif event.kind == "left" and life and life.address == event.address and isinstance(life.process, FreeProcess):
-            life.process.left.set()
+        elif event.kind == "left" and (gone := self._free.pop(event.address, None)):
+            gone.left.set()
         super()._member(event)
 
 
@@ -192,7 +194,7 @@ async def probe(address: str, tls: Certificates | None) -> dict[str, Any]:
             async with rpc(address, connection_args=arguments, timeout=CONNECT_S) as scheduler:
                 identity: dict[str, Any] = await scheduler.identity()
                 return identity
-    except (OSError, TimeoutError, ValueError) as error:
+    except (OSError, TimeoutError, ValueError, TypeError, RuntimeError) as error:
         raise UserError(
             f"no Dask scheduler answers at cluster.address = {address} ({str(error) or type(error).__name__})",
             "Start it, or mend the address; cluster.tls_directory must hold the certificates of its cluster.",

@@ -104,6 +104,9 @@ class Launcher(Protocol):
 
     options: Sequence[str]
     """Ways to ask for the same slot, best first (instance types, availability zones, partitions); at least one."""
+    rest_s: float
+    """Seconds that an option is left alone after its first failure (`pearl.core.requests`), and then asked again; with
+    0 it is asked again by `ClusterAdapter.request` only."""
 
     def room(self, option: str) -> bool:
         """Whether one more slot could be had in that way, as far as is known here."""

@@ -1,7 +1,7 @@
 """The adapter for every provider that starts workers when it is asked: plan, requests and who is here, kept apart.
 
-How a worker is started is the launcher's matter. A request that failed goes on in the provider's next option at once;
-when all of them rest (`pearl.core.requests`), only `request` asks again.
+How a worker is started is the launcher's matter. A request that failed goes on in the provider's next option at once,
+or, when all of them rest (`pearl.core.requests`), as soon as one has rested.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ class LaunchingAdapter:
         self._shapes: dict[Zone, SlotShape] = {}
         self._lives: dict[str, int] = {}
         self._requests: dict[Zone, Requests] = {}
+        self._timers: dict[Zone, asyncio.TimerHandle] = {}
 
     async def connect(self) -> None:
         for zone in {Zone(binding.zone) for binding in self.bindings.values()}:
@@ -62,7 +63,7 @@ class LaunchingAdapter:
             reason = f"{self._whose()} has {len(fitting)} {zone} slots of {shape.gpus} GPUs{other}"
             self.on_event(RequestFailed(zone, n - len(fitting), shape, reason))
         self.plan[zone], self._shapes[zone] = min(n, len(fitting)), shape
-        self._reconcile(zone, asked=True)
+        self._reconcile(zone)
 
     async def release(self, workers: Iterable[str]) -> None:
         for name in workers:
@@ -84,6 +85,8 @@ class LaunchingAdapter:
 
     async def close(self) -> None:
         self.plan = dict.fromkeys(self.plan, 0)
+        for timer in self._timers.values():
+            timer.cancel()
         tasks = [request.task for request in self.requested.values()]
         for task in tasks:
             task.cancel()
@@ -118,21 +121,18 @@ class LaunchingAdapter:
     def _busy(self, zone: Zone) -> list[str]:
         return [name for name in self._of(zone) if name in self.here.slots or name in self.requested]
 
-    def _reconcile(self, zone: Zone, asked: bool = False) -> None:
-        """Start what is wanted and can be had, first the slot that had the fewest lives; withdraw what is too much.
-
-        `asked`: somebody who knows how long to wait wants it now, also from an option that rests.
-        """
+    def _reconcile(self, zone: Zone) -> None:
+        """Start what is wanted and can be had, first the slot that had the fewest lives; withdraw what is too much."""
         if (shape := self._shapes.get(zone)) is None:
             return
         wanted, busy, launcher = self.plan[zone], self._busy(zone), self._launcher(zone)
-        requests = self._requests.setdefault(zone, Requests(launcher.options))
+        requests = self._requests.setdefault(zone, Requests(launcher.options, launcher.rest_s))
         free = [name for name in self._of(zone) if self._can_be_had(name) and name not in busy]
         free = [name for name in free if len(self.bindings[name].devices) in (0, shape.gpus)]
         free.sort(key=lambda name: self._lives.get(name, 0))
         for name in free[: max(0, wanted - len(busy))]:
-            option = requests.choose(self._now(), launcher.room)
-            if option is None and (not asked or (option := requests.soonest(launcher.room)) is None):
+            if (option := requests.choose(self._now(), launcher.room)) is None:
+                self._later(zone, requests.wait_s(self._now()))
                 break
             self._lives[name] = self._lives.get(name, 0) + 1
             task = asyncio.create_task(self._start(name, zone, shape, option))
@@ -140,6 +140,13 @@ class LaunchingAdapter:
             task.add_done_callback(functools.partial(self._started, name))
         for name in [name for name in busy if name in self.requested][: max(0, len(busy) - wanted)]:
             self.requested[name].task.cancel()
+
+    def _later(self, zone: Zone, wait_s: float) -> None:
+        """Once the option that rests the shortest has rested; without one, when a slot goes."""
+        if (timer := self._timers.pop(zone, None)) is not None:
+            timer.cancel()
+        if wait_s:
+            self._timers[zone] = asyncio.get_running_loop().call_later(wait_s, self._reconcile, zone)
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
@@ -169,7 +176,7 @@ class LaunchingAdapter:
                 requests.failed(option, cause, self._now())
             wait_s = requests.wait_s(self._now()) if error else 0.0
             self.on_event(RequestFailed(zone, 1, request.shape, reason, cause, option, wait_s))
-        if error is None or len(requests.options) > 1:  # withdrawn or taken: perhaps another one can be had
+        if error is None or self._launcher(zone).rest_s:  # withdrawn or taken: perhaps another one can be had
             self._reconcile(zone)
 
     async def _end(self, name: str, reason: str) -> None:

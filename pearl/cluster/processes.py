@@ -79,6 +79,7 @@ class LocalLauncher:
     """One process per slot."""
 
     options: Sequence[str] = ("",)
+    rest_s = 0.0
 
     def __init__(self, logs: Path, host: str, *, free: bool = False) -> None:
         """`host`: address at which the workers listen; `free`: they belong to no driver and outlive this process."""

@@ -23,7 +23,7 @@ from pearl.cluster.launcher import MODULE, LaunchFailed, WorkerOrder
 from pearl.cluster.processes import last_words
 from pearl.cluster.reap import TAG
 from pearl.config.cluster import SlurmConfig
-from pearl.core.requests import Cause
+from pearl.core.requests import FIRST_S, Cause
 from pearl.errors import UserError
 
 COMMAND_S = 60.0
@@ -109,7 +109,7 @@ class SlurmLauncher:
 
     def __init__(self, config: SlurmConfig, logs: Path, *, free: bool = False) -> None:
         """`logs`: where job scripts, logs and the workers' certificates lie unless the configuration names a folder."""
-        self.config, self.free = config, free
+        self.config, self.free, self.rest_s = config, free, FIRST_S
         self.logs = (Path(config.directory) if config.directory else logs).resolve()
         self.options: Sequence[str] = config.partitions or ("",)
         self._python = config.python or sys.executable

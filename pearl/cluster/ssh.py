@@ -14,13 +14,14 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pearl.cluster.errors import ActorTimeout
 from pearl.cluster.launcher import MODULE, LaunchFailed, WorkerOrder, tag_prefix
 from pearl.cluster.processes import LocalProcess, last_words
 from pearl.cluster.reap import TAG
 from pearl.config.cluster import SshConfig
-from pearl.core.requests import Cause
+from pearl.core.requests import FIRST_S, Cause
 from pearl.errors import UserError
 
 CONNECT_S = 10
@@ -30,7 +31,7 @@ SSH_FAILED = 255
 """Exit code of `ssh` itself; all others are the remote command's."""
 OPTIONS = (
     "-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_S}", "-o", "ServerAliveInterval=5",
-    "-o", "ServerAliveCountMax=3", "-o", "ExitOnForwardFailure=yes",
+    "-o", "ServerAliveCountMax=3", "-o", "ControlMaster=no", "-o", "ControlPath=none",  # each connection ends alone
 )  # fmt: skip
 CAUSES = (
     (Cause.CREDENTIALS, "permission denied|host key verification|too many authentication|identification has changed"),
@@ -42,6 +43,14 @@ CAUSES = (
 
 def cause_of(said: str) -> Cause:
     return next((cause for cause, words in CAUSES if re.search(words, said, re.IGNORECASE)), Cause.OTHER)
+
+
+def _all(answers: list[Any]) -> list[Any]:
+    """After every host was asked. Raises what the first one raised."""
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+    return answers
 
 
 class SshProcess(LocalProcess):
@@ -81,6 +90,7 @@ class SshLauncher:
     def __init__(self, config: SshConfig, logs: Path, width: int, *, free: bool = False) -> None:
         """`width`: GPUs of a slot; `free`: workers belong to no driver and stay when this process ends."""
         self.config, self.logs, self.width, self.free = config, logs, width, free
+        self.rest_s = FIRST_S
         self.options: Sequence[str] = config.hosts
         self.capacity = len(config.devices) // width if config.devices else config.slots_per_host
         self._taken: dict[str, dict[int, LocalProcess]] = {host: {} for host in config.hosts}
@@ -145,11 +155,13 @@ class SshLauncher:
         )
 
     async def left(self, cluster: str, slot: str | None = None) -> list[str]:
-        found = await asyncio.gather(*(self._reap(host, tag_prefix(cluster, slot), "--list") for host in self.options))
+        asked = [self._reap(host, tag_prefix(cluster, slot), "--list") for host in self.options]
+        found = _all(await asyncio.gather(*asked, return_exceptions=True))
         return [f"{host}: {line}" for host, lines in zip(self.options, found, strict=True) for line in lines]
 
     async def sweep(self, cluster: str, slot: str | None = None) -> None:
-        await asyncio.gather(*(self.sweep_tag(host, tag_prefix(cluster, slot)) for host in self.options))
+        asked = [self.sweep_tag(host, tag_prefix(cluster, slot)) for host in self.options]
+        _all(await asyncio.gather(*asked, return_exceptions=True))
 
     async def sweep_tag(self, host: str, tag: str) -> None:
         """End what has that tag on that host. Raises LaunchFailed if it cannot be reached, or something survives."""

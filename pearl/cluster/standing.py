@@ -22,8 +22,8 @@ from distributed.core import rpc
 
 from pearl.cluster.binding import Binding
 from pearl.cluster.certificates import Certificates
-from pearl.cluster.launcher import Launcher, LaunchFailed, WorkerOrder, tag_prefix
-from pearl.cluster.processes import LocalLauncher, last_words
+from pearl.cluster.launcher import Launcher, LaunchFailed, WorkerOrder, WorkerProcess, tag_prefix
+from pearl.cluster.processes import LocalLauncher, LocalProcess
 from pearl.cluster.providers import make_launcher
 from pearl.cluster.reap import TAG, describe, reap, tagged
 from pearl.config import RunConfig
@@ -185,7 +185,7 @@ class StandingCluster:
         until = time.monotonic() + SCHEDULER_S
         while not told.exists():
             if process.returncode is not None or time.monotonic() > until:
-                raise RunFailed(f"the scheduler does not start{last_words(log)}")
+                raise RunFailed(f"the scheduler does not start; see {log}")
             await asyncio.sleep(POLL_S)
         state.address = told.read_text()
         state.save(self.path)
@@ -196,7 +196,7 @@ class StandingCluster:
         assert state.address is not None
         failed: set[int] = set()
         while len(state.slots) < slots:
-            started: list[str] = []
+            started: dict[str, WorkerProcess] = {}
             while len(state.slots) < slots and len(failed) <= slots:
                 place = next(n for n in range(10**6) if n not in failed and n not in state.slots.values())
                 name = f"slot-{place}"
@@ -209,36 +209,39 @@ class StandingCluster:
                     binding.environment(), config.notices, tls, launcher.options[0], place,
                 )  # fmt: skip
                 try:
-                    await launcher.start(order)
-                    started.append(name)
+                    started[name] = await launcher.start(order)
                 except LaunchFailed as error:
                     await self._drop(state, launcher, name, str(error))
                     failed.add(place)
-            missing = await self._joined(state, started, start_s)
-            for name in missing:
+            for name, reason in (await self._joined(state, started, start_s)).items():
                 failed.add(state.slots[name])
-                await self._drop(state, launcher, name, f"it did not join within {start_s:g} s")
+                await self._drop(state, launcher, name, reason)
             if len(failed) > slots or (not started and len(state.slots) < slots):
                 raise RunFailed(f"{len(state.slots)} of {slots} slots are there; see what was said of the others")
 
     async def _drop(self, state: State, launcher: Launcher, name: str, reason: str) -> None:
-        log = getattr(launcher, "logs", self.directory)
-        newest = max(Path(log).glob(f"{name}.*.log"), key=lambda path: path.stat().st_mtime, default=Path("none"))
-        self.say(f"{name}: {reason}{last_words(newest)}")
+        self.say(f"{name}: {reason}")
         await launcher.sweep(state.id, name)
         del state.slots[name]
         state.save(self.path)
 
-    async def _joined(self, state: State, names: list[str], start_s: float) -> list[str]:
-        """Those of `names` that have not joined after `start_s`."""
-        until, awaited = time.monotonic() + start_s, set(names)
+    async def _joined(self, state: State, started: dict[str, WorkerProcess], start_s: float) -> dict[str, str]:
+        """Why each of those that have not joined after `start_s`, or have ended, is not there."""
+        until, awaited, gone = time.monotonic() + start_s, set(started), dict[str, str]()
         while awaited and time.monotonic() < until:
             here = (await self._members(state))["events"]
             for name in sorted(awaited & {e["identity"]["slot"] for e in here if e["kind"] == "joined"}):
                 awaited.discard(name)
                 self.say(f"{name} is here")
+            for name in sorted(awaited):
+                process = started[name]
+                if process.failed() or (isinstance(process, LocalProcess) and process.returncode):
+                    gone[name] = str(process.failed() or process.how("gone"))
+                    awaited.discard(name)
             await asyncio.sleep(POLL_S if awaited else 0)
-        return sorted(awaited)
+        return gone | {
+            name: f"it did not join within {start_s:g} s; {started[name].how('started')}" for name in awaited
+        }
 
     async def _warn(self, state: State, names: list[str], grace_s: float) -> None:
         """Let the driver, if there is one, drain them first."""

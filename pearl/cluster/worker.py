@@ -30,7 +30,6 @@ from pearl.cluster.identity import own_host, own_identity
 from pearl.cluster.launcher import MODULE
 from pearl.cluster.notices import Reporter, source_of, watch
 from pearl.cluster.plugin import IDENTITY, RENEW
-from pearl.cluster.reap import TAG
 from pearl.cluster.settings import configure_dask
 from pearl.cluster.sigterm import SigtermNotice
 from pearl.cluster.snapshots import SnapshotExchange
@@ -166,7 +165,6 @@ def main() -> None:
         if os.getpgrp() != os.getpid():
             os.setpgid(0, 0)  # the lifeline ends a whole group, which is to be ours
         end_with_owner(sys.stdin.fileno())
-    os.environ.setdefault(TAG, f"free/{args.slot}#0")
     configure_dask()
     notices = NoticesConfig.model_validate_json(args.notices)
     life = int(time.time()) if args.incarnation is None else args.incarnation

@@ -52,10 +52,6 @@ class Requests:
         """The best option that does not rest and has `room`; None if there is none."""
         return next((o for o in self.options if self._rests[o].until_s <= now and room(o)), None)
 
-    def soonest(self, room: Callable[[str], bool] = lambda option: True) -> str | None:
-        """The option with `room` that rests the shortest; None if none has room."""
-        return min((o for o in self.options if room(o)), key=lambda o: self._rests[o].until_s, default=None)
-
     def wait_s(self, now: float) -> float:
         """Until one can be asked; 0 if one can be now."""
         return max(0.0, min(rest.until_s for rest in self._rests.values()) - now)

@@ -106,8 +106,6 @@ class PreemptibleSlots:
         if isinstance(event, ev.SlotLost | RequestFailed):
             loop = asyncio.get_running_loop()
             back_off_s = self._lost_at(loop.time())
-            if isinstance(event, RequestFailed):
-                back_off_s = max(back_off_s, event.again_s)
             if self._again is None:
                 self._again = loop.call_later(back_off_s, self._asks_again)
 

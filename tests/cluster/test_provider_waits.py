@@ -162,7 +162,11 @@ async def test_workers_of_a_standing_cluster_that_never_join_or_leave(
 
     monkeypatch.setattr(cluster, "_ask", ask)
     state = State("c", {}, 0, 1, "tcp://127.0.0.1:1")
-    assert await within(cluster._joined(state, ["slot-0", "slot-1"], LIMIT_S)) == ["slot-1"]
+    jobs = {
+        name: SlurmJob(SlurmLauncher(SlurmConfig(), tmp_path), name, "7", tmp_path) for name in ("slot-0", "slot-1")
+    }
+    missing = await within(cluster._joined(state, jobs, LIMIT_S))
+    assert missing == {"slot-1": "it did not join within 0.3 s; Slurm job 7: PENDING"}
     await within(cluster._warn(state, ["slot-0"], LIMIT_S))
     assert "pearl_notice" in asked
     asked.clear()

@@ -177,8 +177,9 @@ async def _stranger(marks: Path, foreign: Path, targets: list[str]) -> None:
         host, port = target.partition("://")[2].split(":")
         socket.create_connection((host, int(port)), 10).close()
         print("reached")
-        plain, secret = f"tcp://{host}:{port}", Certificates(foreign).security()
-        ways = [(plain, {}), (target, {}), (target, secret.get_connection_args("client"))]
+        nothing, other = (ssl._create_unverified_context() for _ in range(2))  # it trusts whom it attacks
+        other.load_cert_chain(foreign / "client.pem", foreign / "client.key")
+        ways = [(f"tcp://{host}:{port}", {}), (target, {"ssl_context": nothing}), (target, {"ssl_context": other})]
         for address, arguments in ways:
             for operation in ("identity", "run_function"):
                 try:

@@ -99,8 +99,8 @@ def test_a_second_down_ends_what_a_killed_command_had_started(commands: Commands
     commands.killed_when("scale", "3", seen=lambda state: len(state["slots"]) == 3)
     before = len(commands.state()["slots"])
     commands.killed_when("scale", "1", seen=lambda state: len(state["slots"]) < before)
-    down = commands.start("down")
-    while commands.running > 1 and down.poll() is None:
+    tag, down = f"{commands.state()['id']}/", commands.start("down")
+    while len(tagged(tag)) > 1 and down.poll() is None:
         pass
     down.kill()
     down.communicate()
@@ -113,7 +113,7 @@ def test_slots_of_other_hosts_outlive_the_command_and_are_found_again(tmp_path: 
         options = json.dumps(list(server.options))
         commands = Commands(
             tmp_path, "cluster.kind=ssh", "cluster.ssh.hosts=[127.0.0.1]", f"cluster.ssh.options={options}",
-            f"cluster.ssh.directory={ROOT}", "elastic.preemptible_slots=1",
+            f"cluster.ssh.directory={ROOT}", "elastic.policy=elastic", "elastic.preemptible_slots=1",
         )  # fmt: skip
         status = commands("up")
         assert here(status) == ["slot-0"]

@@ -19,7 +19,6 @@ def test_the_next_option_is_asked_at_once_and_the_first_one_again_when_it_has_re
     requests.failed("b", Cause.QUOTA, 1)
     requests.failed("c", Cause.UNREACHABLE, 2)
     assert requests.choose(9) is None and requests.wait_s(9) == 1
-    assert requests.soonest() == "a"
     assert requests.choose(10) == "a"
 
 
