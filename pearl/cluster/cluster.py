@@ -87,6 +87,9 @@ class Cluster(ABC):
         if reply["status"] != "OK":
             said = f"the scheduler at {self.contact} is not free: {reply['message']}"
             raise UserError(said, "A cluster serves one run at a time.")
+        if differences := version_differences(reply["versions"]):
+            what = f"the scheduler at {self.contact} runs other code: {'; '.join(differences)}"
+            raise UserError(what.replace("worker has", "it has"), "Start it anew from the same code.")
 
     def watch(self, on_event: Callable[[MemberEvent], None]) -> None:
         """Call `on_event` at every membership event from now on."""

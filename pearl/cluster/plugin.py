@@ -18,6 +18,8 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.scheduler import heartbeat_interval
 from tornado.ioloop import PeriodicCallback
 
+from pearl.cluster.identity import own_versions
+
 TOPIC = "pearl-membership"
 IDENTITY = "pearl"
 """Key of a worker's startup information that holds its identity."""
@@ -147,7 +149,7 @@ class ElasticityPlugin(SchedulerPlugin):
                 self._causes[address] = ("lost", "its driver is gone")
                 await self.scheduler.remove_worker(address, stimulus_id=f"pearl-claimed-{time.time()}")
         self.slots = {name: slot for name, slot in self.slots.items() if slot.address}
-        return {"status": "OK"}
+        return {"status": "OK", "versions": own_versions()}
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         """The driver is gone, or killed: free workers that it used begin anew, without what it had started there."""

@@ -19,7 +19,7 @@ from typing import Any
 from pearl.cluster.errors import ActorTimeout
 from pearl.cluster.launcher import MODULE, LaunchFailed, WorkerOrder, tag_prefix
 from pearl.cluster.processes import LocalProcess, last_words
-from pearl.cluster.reap import TAG
+from pearl.cluster.reap import LOOKED, TAG
 from pearl.config.cluster import SshConfig
 from pearl.core.requests import FIRST_S, Cause
 from pearl.errors import UserError
@@ -171,7 +171,7 @@ class SshLauncher:
     async def _reap(self, host: str, tag: str, *more: str) -> list[str]:
         line = shlex.join([self._python, "-m", "pearl.cluster.reap", tag, *more])
         code, said = await self._run(host, f"cd {shlex.quote(self._directory)} && {line}")
-        if code not in (0, 1):
+        if code or not said.endswith(LOOKED):
             raise LaunchFailed(f"{host} does not say what runs there: {said}", cause_of(said))
         return [text for text in said.splitlines() if text.startswith("process ")]
 

@@ -206,7 +206,7 @@ class StandingCluster:
                 config = ClusterConfig.model_validate(state.config)
                 order = WorkerOrder(
                     state.id, name, int(time.time()), Zone.PREEMPTIBLE, state.address, state.width, state.threads,
-                    binding.environment(), config.notices, tls, launcher.options[0], place,
+                    binding.environment(), config.notices, tls, launcher.options[len(failed) % len(launcher.options)], place,
                 )  # fmt: skip
                 try:
                     started[name] = await launcher.start(order)

@@ -90,9 +90,9 @@ async def test_slots_serve_one_driver_after_the_other_each_in_a_fresh_life(start
 
 
 async def test_what_is_asked_for_is_taken_and_what_is_given_back_begins_anew(started: HandStarted) -> None:
-    started.worker("a-0")
     async with Driver(started) as driver:
         await driver.adapter.request(Zone.PREEMPTIBLE, 1, CPU)
+        started.worker("a-0")
         assert (await driver.event(RequestFailed)).cause is Cause.CAPACITY
         joined = await driver.event(SlotJoined)
         started.worker("a-1")
@@ -117,9 +117,9 @@ async def test_what_is_asked_for_is_taken_and_what_is_given_back_begins_anew(sta
 async def test_a_slot_that_cannot_serve_is_named_with_the_reason(
     started: HandStarted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started.worker("a-0")
     async with Driver(started) as driver:
         await driver.adapter.request(Zone.PREEMPTIBLE, 1, SlotShape(gpus=2))
+        started.worker("a-0")
         assert (await driver.event(RequestFailed)).cause is Cause.CAPACITY
         failed = await driver.event(RequestFailed)
         assert failed.reason == "a-0 cannot serve: it has 0 GPUs (CUDA_VISIBLE_DEVICES), an engine takes 2"
