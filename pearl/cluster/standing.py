@@ -204,9 +204,10 @@ class StandingCluster:
                 state.save(self.path)
                 binding = Binding(name, Zone.PREEMPTIBLE, (), state.threads, elsewhere=True)
                 config = ClusterConfig.model_validate(state.config)
+                option = launcher.options[len(failed) % len(launcher.options)]
                 order = WorkerOrder(
                     state.id, name, int(time.time()), Zone.PREEMPTIBLE, state.address, state.width, state.threads,
-                    binding.environment(), config.notices, tls, launcher.options[len(failed) % len(launcher.options)], place,
+                    binding.environment(), config.notices, tls, option, place,
                 )  # fmt: skip
                 try:
                     started[name] = await launcher.start(order)
