@@ -5,17 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pearl.core.feasible import Constraints
 from pearl.core.layout import Layout
 from pearl.core.makespan import Layouts, MakespanModel, layout_array, layout_of
-from pearl.core.search import GRID, Found, colocated, mixtures_along, ratios, search
+from pearl.core.search import GRID, Found, colocated, mixtures_along, mixtures_of_few, ratios, search
 from pearl.core.workload import Profile
 
 MIXED_WITHIN = 1.05
-"""Mixed layouts are looked at where the better mode is faster than the other by at most this factor: a mixture serves
-some turns the one way and some the other, so where one of them is slower, the mixture is. In simulated batches mixed
-layouts were hardly faster than the best other one: 0.1 % at most in 15 settings, about 2 % in later ones."""
+"""Of many workers, mixed layouts are looked at where the better mode is faster than the other by at most this factor: a
+mixture serves some turns the one way and some the other, so where one of them is slower, the mixture is."""
+MIXED_SAVES = 0.015
+"""A mixed layout must be predicted to save so much against the best other one. Of 57 simulated settings it was the best
+in two, by 0.6 % at most, which is less than the model errs between the two."""
 SHOWN = 12
 """Candidates that a decision carries besides the best of each mode."""
 
@@ -78,6 +81,9 @@ class DecisionSettings:
     """Whether colocated workers beside prefill-decode pairs are considered."""
     constraints: bool = True
     """Ablation: without them every whole layout counts as feasible."""
+    drains: bool = True
+    """Decode memory for the most that a batch holds at once while it drains; if not, for all trajectories at their
+    longest, as in the source."""
 
 
 class DecisionEngine:
@@ -110,7 +116,7 @@ class DecisionEngine:
             else:
                 reasons = [f"{current} stays: {chosen} ({predicted:.1f} s) {against}"]
                 chosen, predicted = current, kept
-        candidates = self._candidates(profile, batch, found, Candidate(chosen, predicted))
+        candidates = self._candidates(found, Candidate(chosen, predicted))
         for candidate in candidates:
             if candidate.infeasible and candidate.makespan_s < predicted:
                 reasons.append(f"{candidate.layout} ({candidate.makespan_s:.1f} s) cannot be: {candidate.infeasible}")
@@ -157,15 +163,16 @@ class DecisionEngine:
 
         def look(layouts: Layouts) -> Found:
             seconds = self.model.makespans(profile, layouts, batch)
-            return Found(layouts, seconds, self._feasible(profile, layouts, batch))
+            constraints = self._constraints(profile, layouts, batch)
+            return Found(layouts, seconds, self._feasible(constraints), constraints)
 
-        pairs = ratios(workers)
-        if len(pairs) < GRID:  # all at once
-            parts = [look(np.concatenate([colocated(workers), pairs]))]
-        else:
-            fitting = pairs[self._feasible(profile, pairs, batch)]
-            parts = [look(colocated(workers)), search(fitting if len(fitting) else pairs, look)]
-        if self.settings.mixed and workers >= 3:
+        pairs, mixed = ratios(workers), self.settings.mixed and workers >= 3
+        if len(pairs) < GRID:  # all at once: a call costs more than what is in it
+            every = [colocated(workers), pairs, *([mixtures_of_few(workers)] if mixed else [])]
+            return look(np.concatenate(every))
+        fitting = pairs[self._feasible(self._constraints(profile, pairs, batch))]
+        parts = [look(colocated(workers)), search(fitting if len(fitting) else pairs, look)]
+        if mixed:
             so_far = Found.joined(parts)
             alone, paired = so_far.seconds[0], so_far.scores[1:]
             best = int(np.argmin(paired))
@@ -174,8 +181,10 @@ class DecisionEngine:
                 parts.append(search(mixtures_along(workers, prefill_share), look))
         return Found.joined(parts)
 
-    def _feasible(self, profile: Profile, layouts: Layouts, batch: float) -> np.ndarray:
-        constraints = Constraints.of(profile, layouts, batch)
+    def _constraints(self, profile: Profile, layouts: Layouts, batch: float) -> Constraints:
+        return Constraints.of(profile, layouts, batch, drains=self.settings.drains)
+
+    def _feasible(self, constraints: Constraints) -> NDArray[np.bool_]:
         return constraints.feasible if self.settings.constraints else constraints.whole
 
     def _keep(
@@ -187,18 +196,19 @@ class DecisionEngine:
         if current.workers != workers:
             return None, f"has {current.workers} workers, there are {workers}"
         row = layout_array([current])
-        if (same := np.flatnonzero((found.layouts == row).all(axis=1))).size and found.feasible[same[0]]:
-            return float(found.seconds[same[0]]), ""
-        if not self._feasible(profile, row, batch)[0]:
-            return None, "is infeasible: " + Constraints.of(profile, row, batch).reason(0)
-        return self.model.makespan(profile, current, batch), ""
+        same = np.flatnonzero((found.layouts == row).all(axis=1))
+        at = int(same[0]) if same.size else 0
+        constraints = found.constraints if same.size else self._constraints(profile, row, batch)
+        if not self._feasible(constraints)[at]:
+            return None, "is infeasible: " + constraints.reason(at)
+        return float(found.seconds[at]) if same.size else self.model.makespan(profile, current, batch), ""
 
     def _threshold(self, current: Layout, chosen: Layout) -> tuple[float, str]:
         if current.mode is not chosen.mode:
             return self.settings.mode_threshold, "mode"
         return self.settings.ratio_threshold, "ratio"
 
-    def _candidates(self, profile: Profile, batch: float, found: Found, chosen: Candidate) -> tuple[Candidate, ...]:
+    def _candidates(self, found: Found, chosen: Candidate) -> tuple[Candidate, ...]:
         """The best ones, infeasible or not, the best of each mode among them."""
         order = np.argsort(found.seconds, kind="stable")
         feasible, (prefill, _, alone) = found.feasible[order], found.layouts[order].T
@@ -207,16 +217,14 @@ class DecisionEngine:
         ]
         rows = order[[*range(min(SHOWN, len(order))), *np.concatenate(first)]].tolist()
         shown = {chosen.layout: chosen}
-        broken = [row for row in rows if not found.feasible[row]]
-        if broken:
-            constraints = Constraints.of(profile, found.layouts[broken], batch)
         for row in rows:
-            layout = layout_of(found.layouts[row])
-            reason = "" if found.feasible[row] else constraints.reason(broken.index(row))
+            layout = layout_of(found.layouts[row].tolist())
+            reason = "" if found.feasible[row] else found.constraints.reason(row)
             shown.setdefault(layout, Candidate(layout, float(found.seconds[row]), reason))
         return tuple(sorted(shown.values(), key=lambda candidate: candidate.makespan_s))
 
 
 def _least(found: Found) -> tuple[Layout, float]:
-    best = int(np.argmin(found.scores))
-    return layout_of(found.layouts[best]), float(found.scores[best])
+    prefill, _, alone = found.layouts.T
+    best = int(np.argmin(found.scores * (1.0 + MIXED_SAVES * ((prefill > 0) & (alone > 0)))))
+    return layout_of(found.layouts[best]), float(found.seconds[best])

@@ -30,11 +30,15 @@ from pearl.core.stations import Grid, cycle_s
 from pearl.core.turns import TurnBins
 from pearl.core.workload import Profile
 
-PASSES = 3
+PASSES = 2
 """Of memory, batch and mixture, which hang on C, which hangs on them."""
+CONGESTED = 0.5
+"""Share of its life for which a trajectory is in flight where turns are moved the most. The first pass supposes that: a
+batch begins all at once, so where lost prefixes lengthen the round and a longer round loses prefixes, it is the longer
+of two possible rounds that comes about. From there two passes get within 0.3 % of the fixed point (1 % for mixed
+layouts); from the other side they creep."""
 MOVED_AT_MOST = 0.36
 MOVED_HALF = 1.6
-MOVED_POWER = 1.9
 MOVED_POOL = 1.6
 """Turns that `pearl.core.routing` sends to another worker than the one with the prefix, as a function of how unevenly
 requests are in flight and of how many other workers there are. Fitted to 8,000 turns of simulated batches: within 5
@@ -42,12 +46,15 @@ percentage points, and on average within 1 for colocated, prefill and decode wor
 PREFILL_WAIT = 0.5
 """Of the wait that exponential service would have: prompts are served in turn and take about equally long, and behind
 regular service one waits half as long."""
-MARGIN = 1.1
-MARGIN_OF_GROUPS = 1.0
+MARGIN = 1.4
 CLIFF = 1.5
-"""Prefixes begin to be lost when what they are expected to fill, times 1.1 + 1/sqrt(groups), is the memory: a cliff is
-not to be met on average, and batches of few tasks differ much. Then lost ones grow 1.5 times as fast as what does not
-fit. Fitted to simulated batches."""
+"""Prefixes begin to be lost when what they are expected to fill, times 1.4, is the memory: trajectories are of unequal
+length, and so are workers' shares. Then lost ones grow 1.5 times as fast as what does not fit. Fitted to simulated
+batches."""
+SPREAD = 0.5
+"""Batches of few tasks differ: with g groups, half of them have 1 + 0.5/sqrt(g) times as many trajectories left after
+some turns as expected, the others so many fewer, and the makespan is the mean of both. Where a layout is close to a
+cliff (of memory, of a prefill pool that just keeps up), that is more than what the mean batch takes. Fitted as well."""
 TAIL = 0.8
 """Standard deviations by which the last of a batch's trajectories exceeds the mean of those with its number of turns.
 Fitted to simulated batches of 16 to 128 trajectories, over which it hardly changes."""
@@ -100,14 +107,15 @@ class DrainAware:
 
 class _Batch:
     """One call's arrays. Columns are bins of turns. Rows are *sides*: the colocated workers of each layout that has
-    any, then the pairs of each that has any; a mixed layout has two."""
+    any, then the pairs of each that has any; a mixed layout has two. Each layout is there twice, for a heavier batch
+    than the mean one and for a lighter one."""
 
     def __init__(self, model: DrainAware, profile: Profile, layouts: Layouts, batch: float) -> None:
         self.model, self.engine, self.work = model, profile.engine, profile.workload
         self.turns = TurnBins.of(profile.workload, batch, drain=model.drain)
-        prefill, decode, colocated = layouts.T
+        prefill, decode, colocated = np.concatenate([layouts, layouts]).T
         self.of_alone, self.of_pair = np.flatnonzero(colocated), np.flatnonzero(decode)
-        self.count = len(layouts)
+        self.count = len(colocated)
         self.mixed = len(self.of_alone) + len(self.of_pair) > self.count
         ones = np.ones(len(self.of_alone))
         self.alone = np.concatenate([ones, 0.0 * self.of_pair])[:, None]
@@ -120,7 +128,9 @@ class _Batch:
         self.answering = self.answering.astype(float)[:, None]
         # A group's first prompt is computed and held once on each worker that has members of it.
         group = max(1.0, profile.workload.group_size)
-        self.margin = MARGIN + MARGIN_OF_GROUPS / max(1.0, batch / group) ** 0.5
+        spread = SPREAD / max(1.0, batch / group) ** 0.5
+        heavier = 1.0 + spread * np.where(np.concatenate([self.of_alone, self.of_pair]) < len(layouts), 1.0, -1.0)
+        self.live = np.minimum(np.maximum(self.turns.live * heavier[:, None], 1.0), max(batch, 1.0))
         prompt = self.turns.new[0]
         self.shared = prompt * np.maximum(0.0, 1.0 - self.prefill / group)
         self.shared_decode = prompt * np.maximum(0.0, 1.0 - self.decode / group)
@@ -134,15 +144,16 @@ class _Batch:
         else:
             order = np.argsort(np.concatenate([self.of_alone, self.of_pair]))
             response = response[order]
-        seconds: Seconds = (t.environment_s + response) @ t.weight + self._tail_s(response)
-        return seconds
+        seconds = (t.environment_s + response) @ t.weight + self._tail_s(response)
+        mean: Seconds = seconds.reshape(2, -1).mean(axis=0)
+        return mean
 
     def bubble_ratio(self) -> float:
         t = self.turns
         response = self._response_s(self.decode / self.answering)
         lived = self._sum(self.share * (response + t.environment_s)) @ (t.weight * t.live)
         decoded = self._sum(self.share * self.decode_s) @ (t.weight * t.live)
-        return float(lived[0] / max(decoded[0], 1e-9) - 1.0)
+        return float(lived.sum() / max(decoded.sum(), 1e-9) - 1.0)
 
     def _sum(self, sides: Grid) -> Grid:
         """Sides, shape (sides, turns), added up by layout."""
@@ -174,22 +185,26 @@ class _Batch:
         again_s = cold - warm
         decode_fixed = e.decode_fixed_s
         each: Grid = e.decode_s_per_sequence + e.decode_s_per_kv_token * (prompt + t.response / 2)
-        lost: Grid = np.zeros_like(self.alone)
-        crossing_whole: Grid = np.zeros_like(self.alone)
         together: Grid = np.ones_like(self.alone)
-        decoding: Grid = t.live * share / self.decode
+        decoding: Grid = self.live * share / self.decode
         response: Grid = np.zeros_like(decoding)
         own, ahead = np.zeros((2, 3, *decoding.shape))
-        among_prefill = np.where(self.alone > 0, self.answering, self.prefill)
+        answering = self._pool(self.answering)
+        prefilling = self._pool(np.where(self.alone > 0, self.answering, self.prefill))
         elsewhere = self.pair * (1.0 - self.decode / self.answering)
         for number in range(PASSES):
             if not number or self.mixed:
-                served = t.live * share
+                served = self.live * share
                 on_prefill, on_decode = np.maximum(1.0, served / self.prefill), np.maximum(1.0, served / self.decode)
                 among, among_decode = on_prefill - 1.0, on_decode - 1.0
                 kept = 1.0 - self._evicted(on_prefill, held)
                 kept_decode = 1.0 - self._evicted(on_decode, held_decode)
                 most = np.maximum(1.0, np.minimum(on_prefill, chunks))
+            if not number:
+                moved = self._moved(on_decode, CONGESTED, *answering)
+                moved_here = self._moved(on_prefill, CONGESTED, *prefilling)
+                lost = 1.0 - kept * (1.0 - moved_here) * (1.0 - elsewhere * moved)
+                crossing_whole = 1.0 - kept_decode * (1.0 - moved)
             compute = warm + (1.0 - self._hit(lost)) * again_s
             amortised = compute + start / together
             crossing = t.new + crossing_whole * t.context if model.decode_keeps_kv else prompt
@@ -220,15 +235,16 @@ class _Batch:
             rate = among / cycle
             gap = start + self.alone * (fixed + slope * decoding)
             together = np.minimum(most, 1.0 + rate * gap / np.maximum(1.0 - rate * compute, 0.1))
-            moved = self._moved(on_decode, response / cycle, self.answering)
-            moved_here = self._moved(on_prefill, on_prefill_s / cycle, among_prefill)
+            moved = self._moved(on_decode, response / cycle, *answering)
+            moved_here = self._moved(on_prefill, on_prefill_s / cycle, *prefilling)
             lost = 1.0 - kept * (1.0 - moved_here) * (1.0 - elsewhere * moved)
             crossing_whole = 1.0 - kept_decode * (1.0 - moved)
             decoding = 1.0 + among_decode * decode_s / cycle if model.bubble else on_decode
             if self.mixed:
                 rate = self.decode / np.maximum(response, 1e-9)
                 total = self._sum(rate)
-                share = rate / np.concatenate([total[self.of_alone], total[self.of_pair]])
+                # Halfway: with the whole step it swings, as the side that gets more turns gets slower.
+                share = 0.5 * (share + rate / np.concatenate([total[self.of_alone], total[self.of_pair]]))
         self.share, self.decode_s = share, decode_s
         return response
 
@@ -267,17 +283,23 @@ class _Batch:
         """
         if not self.model.capacity:
             return np.zeros_like(load)
-        wanted = self.margin * load * np.maximum(tokens, 1.0)
+        wanted = MARGIN * load * np.maximum(tokens, 1.0)
         if wanted.max() <= self.engine.kv_capacity_tokens:
             return np.zeros_like(wanted)
         short = CLIFF * (1.0 - self.engine.kv_capacity_tokens / wanted)
         return np.minimum(np.maximum(short, 0.0), 1.0)
 
-    def _moved(self, load: Grid, in_flight: Grid, workers: Grid) -> Grid:
+    @staticmethod
+    def _pool(workers: Grid) -> tuple[Grid, Grid]:
+        """Of a pool with so many workers: the share of the others in it, and the most that is moved."""
+        elsewhere = 1.0 - 1.0 / workers
+        return elsewhere, MOVED_AT_MOST * elsewhere**MOVED_POOL
+
+    def _moved(self, load: Grid, in_flight: Grid | float, elsewhere: Grid, at_most: Grid) -> Grid:
         """Share of the turns that go where their prefix is not. What moves them is the unevenness of the requests in
         flight: each of `load` trajectories a worker is in flight for this share of its time, so it is binomial."""
-        power = (load * in_flight * np.maximum(1.0 - in_flight, 0.0)) ** MOVED_POWER
-        elsewhere = 1.0 - 1.0 / workers
-        moved: Grid = elsewhere**MOVED_POOL * MOVED_AT_MOST * power / (power + MOVED_HALF**MOVED_POWER)
+        uneven = load * in_flight * np.maximum(1.0 - in_flight, 0.0)
+        uneven *= uneven
+        moved: Grid = at_most * (uneven / (uneven + MOVED_HALF**2))
         astray = 1.0 - self.model.affinity
         return moved + astray * (elsewhere - moved) if astray else moved

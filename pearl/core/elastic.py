@@ -54,7 +54,7 @@ class Elastic:
         self.fleet = pipeline.fleet
         self.fleet.may_grow = settings.inter_scale
         batch = pipeline.settings.groups_per_batch * pipeline.settings.group_size
-        self.policy = RolePolicy(settings.roles, settings.fixed_ratio, engine, batch)
+        self.policy = RolePolicy(settings.roles, settings.fixed_ratio, engine, batch, settings.overlap)
         self.members: dict[str, None] = {}
         self.rebuilder = Rebuilder(self)
         self.toggle = Toggle(self)

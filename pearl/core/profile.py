@@ -81,6 +81,12 @@ class RuntimeTracker:
         self.decoding = Ratio(1.0 / (1.0 + work.bubble_ratio), self.settings.prior_live_s)
         self.prefix_hits = Ratio(work.prefix_hit_rate, self.settings.prior_context_tokens)
         self.prefill_s_per_new_token = Ratio(0.0, 1.0)
+        self.in_flight = Ratio(0.0, 1.0)
+        """Seconds of trajectories' lives by seconds, of whole steps."""
+        self._lived_s = 0.0
+        """Of this step."""
+        self._trained_s: float | None = None
+        """When the step before was trained."""
         self.group_size = work.group_size
         self.slowest_turns = work.slowest_turns
         self.batches = 0
@@ -198,6 +204,7 @@ class RuntimeTracker:
 
     def _account(self, live: _Live, now: float, decoding_s: float) -> None:
         lived = now - live.since
+        self._lived_s += lived
         self.decoding.add(min(decoding_s, lived), lived)
         live.since = now
 
@@ -212,7 +219,10 @@ class RuntimeTracker:
             self.batches += 1
 
     def _trained(self, event: ev.BatchTrained, now: float) -> None:
-        for part in (self.curve, self.decoding, self.prefix_hits, self.prefill_s_per_new_token):
+        if self._trained_s is not None:  # before, the cluster was filling up
+            self.in_flight.add(self._lived_s, now - self._trained_s)
+        self._trained_s, self._lived_s = now, 0.0
+        for part in (self.curve, self.decoding, self.prefix_hits, self.prefill_s_per_new_token, self.in_flight):
             part.decay(self.settings.step_retention)
         for histogram in (self.environment_times, self.turn_counts):
             histogram.decay(self.settings.step_retention)
@@ -277,6 +287,7 @@ class RuntimeTracker:
             new_tokens_per_turn=self.curve.mean(NEW),
             response_tokens_per_turn=self.curve.mean(RESPONSE),
             bubble_ratio=(1.0 - decoding) / decoding,
+            in_flight=self.in_flight.value,
             prefix_hit_rate=self.prefix_hits.value,
             prefill_s_per_new_token=self.prefill_s_per_new_token.value,
             group_size=self.group_size,

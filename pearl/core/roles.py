@@ -22,18 +22,26 @@ class DecisionEngine(Protocol):
 
 
 class RolePolicy:
-    """`batch`: trajectories of a batch. `engine` may be None unless roles are dynamic."""
+    """`batch`: trajectories of a batch. `engine` may be None unless roles are dynamic. `overlap`: decide for all that
+    are in flight, and not for one batch alone."""
 
-    def __init__(self, roles: Roles, ratio: tuple[int, int], engine: DecisionEngine | None, batch: float) -> None:
-        self.roles, self.ratio, self.engine, self.batch = roles, ratio, engine, batch
+    def __init__(
+        self, roles: Roles, ratio: tuple[int, int], engine: DecisionEngine | None, batch: float, overlap: bool = False
+    ) -> None:
+        self.roles, self.ratio, self.engine, self.batch, self.overlap = roles, ratio, engine, batch, overlap
 
-    def decide(self, profile: Profile | None, workers: int, current: Layout | None) -> Decision:
-        """The layout for `workers` workers, the ones in `current` among them. Without a profile: colocated."""
+    def load(self, profile: Profile) -> float:
+        """Trajectories that are decided for."""
+        return profile.workload.load(self.batch) if self.overlap else self.batch
+
+    def decide(self, profile: Profile | None, workers: int, current: Layout | None, switch_s: float = 0.0) -> Decision:
+        """The layout for `workers` workers, the ones in `current` among them. Without a profile: colocated.
+        `switch_s`: see `DecisionEngine.decide`."""
         if self.roles is Roles.DYNAMIC and self.engine is not None and profile is not None:
             kept = current if current is None else self._extended(profile, current, workers - current.workers)
-            return self.engine.decide(profile, workers, self.batch, kept)
+            return self.engine.decide(profile, workers, self.load(profile), kept)
         layout = self._fixed(workers)
-        seconds = self.engine.makespan(profile, layout, self.batch) if self.engine and profile else 0.0
+        seconds = self.engine.makespan(profile, layout, self.load(profile)) if self.engine and profile else 0.0
         return Decision(layout, seconds, None, False, (f"roles are {self.roles}",), ())
 
     def predicted_s(self, profile: Profile, workers: int, current: Layout | None) -> float:
@@ -56,5 +64,5 @@ class RolePolicy:
             return Layout(current.prefill, current.decode, current.colocated + added)
         splits = sorted({round(i * added / (EXTENSIONS - 1)) for i in range(EXTENSIONS)})
         ways = [Layout(current.prefill + p, current.decode + added - p) for p in splits]
-        engine = self.engine
-        return min(ways, key=lambda layout: engine.makespan(profile, layout, self.batch))
+        engine, load = self.engine, self.load(profile)
+        return min(ways, key=lambda layout: engine.makespan(profile, layout, load))

@@ -1,7 +1,7 @@
 """Which layouts of N workers to look at: all of few, a coarse grid and then ever finer ones of many.
 
-Of mixed layouts, only those whose pairs have about the ratio that is best without colocated workers: what serves a
-share of the batch best is what serves all of it best, on fewer workers.
+Of mixed layouts of many workers, only those whose pairs have about the ratio that is best without colocated workers:
+what serves a share of the batch best is what serves all of it best, on fewer workers.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from pearl.core.feasible import Constraints
 from pearl.core.makespan import Layouts, Seconds
 
 GRID = 33
 """Points of a grid; the neighbours of its best point bound the next one. Up to so many points, all are looked at."""
+ALL_MIXED = 6
+"""Workers up to which every mixed layout is looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,7 @@ class Found:
     layouts: Layouts
     seconds: Seconds
     feasible: NDArray[np.bool_]
+    constraints: Constraints
 
     @property
     def scores(self) -> Seconds:
@@ -35,10 +39,13 @@ class Found:
 
     @classmethod
     def joined(cls, parts: list[Found]) -> Found:
+        if len(parts) == 1:
+            return parts[0]
         return cls(
             np.concatenate([part.layouts for part in parts]),
             np.concatenate([part.seconds for part in parts]),
             np.concatenate([part.feasible for part in parts]),
+            Constraints.joined([part.constraints for part in parts]),
         )
 
 
@@ -63,18 +70,20 @@ def mixtures(workers: int) -> Layouts:
 
 
 @lru_cache(64)
-def mixtures_along(workers: int, prefill_share: float) -> Layouts:
-    """Mixed layouts whose pairs have about this share of prefill workers, by ascending colocated count. Not to change.
+def mixtures_of_few(workers: int) -> Layouts:
+    """Every mixed layout of up to `ALL_MIXED` workers; of more, every ratio beside a third and two thirds of colocated
+    workers. Not to change."""
+    rows = mixtures(workers)
+    return rows if workers <= ALL_MIXED else rows[np.isin(rows[:, 2], [round(workers / 3), round(workers * 2 / 3)])]
 
-    Of few workers both neighbours of the share are taken, since one worker is much there.
-    """
+
+@lru_cache(64)
+def mixtures_along(workers: int, prefill_share: float) -> Layouts:
+    """Mixed layouts whose pairs have about this share of prefill workers, by colocated count. Not to change."""
     alone = np.arange(1, workers - 1, dtype=np.int64)
     wanted = prefill_share * (workers - alone)
-    rounded = [np.floor(wanted), np.ceil(wanted)] if workers <= GRID // 2 else [np.rint(wanted)]
-    prefill = np.clip(np.concatenate(rounded).astype(np.int64), 1, np.tile(workers - alone - 1, len(rounded)))
-    alone = np.tile(alone, len(rounded))
-    rows = np.stack([prefill, workers - alone - prefill, alone], axis=1)
-    return np.array(list(dict.fromkeys(map(tuple, rows.tolist()))), dtype=np.int64)
+    prefill = np.clip(np.rint(wanted).astype(np.int64), 1, workers - alone - 1)
+    return np.stack([prefill, workers - alone - prefill, alone], axis=1)
 
 
 def search(layouts: Layouts, look: Look) -> Found:

@@ -89,6 +89,8 @@ class ElasticSettings:
     """So long before the end of a notice an engine that has not left yet is ended by force."""
     return_deadline_s: float = 30.0
     """So long after a return began, overlap workers that are not asleep yet are ended by force."""
+    overlap: bool = False
+    """Layouts and borrowing are decided for all batches in flight; if not, for one alone, as in the source."""
     partial_borrowing: bool = True
     """The gate may take some of the training GPUs; if not, all or none, as in the source."""
     borrow_prior_s: float = 6.26

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from pearl.core.identity import remembered
 from pearl.core.stations import Grid
 from pearl.core.workload import WorkloadProfile
 
+COLUMNS = attrgetter("survivors", "new_tokens", "response_tokens", "environment_s", "context_tokens")
 BINS = 8
 """Neighbouring turns are computed as one, so that long trajectories cost no more than short ones. The first turn is
 unlike the others and stays alone."""
@@ -39,9 +41,7 @@ class TurnBins:
 @remembered
 def _bins(work: WorkloadProfile, batch: float, drain: bool) -> TurnBins:
     turns = work.turns
-    columns = np.array(
-        [(t.survivors, t.new_tokens, t.response_tokens, t.environment_s, t.context_tokens) for t in turns]
-    ).T
+    columns = np.array(list(map(COLUMNS, turns))).T
     if not drain:
         columns = columns[:, : max(1, round(work.slowest_turns))]
         columns[0] = 1.0

@@ -76,6 +76,8 @@ class WorkloadProfile:
     prefix_hit_rate: float = 1.0
     """Share of the context in front of a turn's new tokens that is found in the cache of the worker that had it, where
     its capacity allows that: what new weights and restarts leave."""
+    in_flight: float = 0.0
+    """Measured: trajectories that live at once, as a mean over time. 0: not measured."""
     prefill_s_per_new_token: float = 0.0
     """Measured: seconds of prefill by new prompt tokens, prefixes that were lost for whatever reason included. 0: not
     measured."""
@@ -93,6 +95,21 @@ class WorkloadProfile:
         """K_seq in tokens: what a trajectory holds at its longest, as the mean over the trajectories."""
         return _final_context_tokens(self)
 
+    def load(self, batch: float) -> float:
+        """Trajectories of a batch that, alone, would be as many at once on average as live now; at least `batch`.
+
+        With staleness, batches overlap: engines serve more than one batch, and a batch does not drain alone. A batch
+        that is alone has less of them alive than it began with: Σ s_k of its S turns.
+        """
+        alive = sum(turn.survivors for turn in self.turns) / max(self.slowest_turns, 1.0)
+        return max(batch, self.in_flight / max(alive, 1e-3))
+
+    @property
+    def peak_context_tokens(self) -> float:
+        """What a batch holds at once while it drains, at the most, by its trajectories: the largest s_k·(context behind
+        turn k). Those that are left grow, but ever fewer are."""
+        return max(turn.survivors * _behind(turn) for turn in self.turns)
+
 
 @dataclass(frozen=True, slots=True)
 class Profile:
@@ -104,4 +121,9 @@ class Profile:
 def _final_context_tokens(work: WorkloadProfile) -> float:
     after = [turn.survivors for turn in work.turns[1:]] + [0.0]
     ending = [(turn, turn.survivors - later) for turn, later in zip(work.turns, after, strict=True)]
-    return sum(share * (t.context_tokens + t.new_tokens + t.response_tokens) for t, share in ending)
+    return sum(share * _behind(turn) for turn, share in ending)
+
+
+def _behind(turn: TurnShape) -> float:
+    """Context behind a turn, in tokens."""
+    return turn.context_tokens + turn.new_tokens + turn.response_tokens

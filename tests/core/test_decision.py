@@ -9,12 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pearl.core.decision import DecisionEngine, DecisionSettings
+from pearl.core.decision import Decision, DecisionEngine, DecisionSettings
 from pearl.core.drain import DrainAware
 from pearl.core.feasible import Constraints
 from pearl.core.layout import Layout, Mode
 from pearl.core.makespan import ClosedForm, Layouts, MakespanModel, Seconds, layout_array, layout_of
+from pearl.core.roles import RolePolicy
 from pearl.core.search import mixtures, ratios
+from pearl.core.settings import Roles
 from pearl.core.workload import EngineProfile, Profile, TurnShape, WorkloadProfile
 
 ENGINE = EngineProfile(
@@ -98,13 +100,21 @@ def test_an_infeasible_layout_is_left_and_the_reason_says_which_constraint() -> 
     assert "tokens of KV" in " ".join(decision.reasons)
 
 
-def test_decode_workers_must_hold_the_batch_at_its_longest() -> None:
+def test_what_a_draining_batch_holds_is_less_than_all_trajectories_at_their_longest() -> None:
     work = workload()
-    needed = 64 * work.final_context_tokens
+    most = max(turn.survivors * (turn.context_tokens + 1200) for turn in work.turns)
+    assert work.peak_context_tokens == pytest.approx(most)
+    assert most < 0.6 * work.final_context_tokens
+
+
+@pytest.mark.parametrize("drains", [True, False])
+def test_decode_workers_must_hold_the_batch(drains: bool) -> None:
+    work = workload()
+    needed = 64 * (work.peak_context_tokens if drains else work.final_context_tokens)
     layouts = ratios(8)
-    assert Constraints.of(PROFILE, layouts, 64).kv_needed_tokens == pytest.approx([needed] * 7)
+    assert Constraints.of(PROFILE, layouts, 64, drains=drains).kv_needed_tokens == pytest.approx([needed] * 7)
     tight = Profile(replace(ENGINE, kv_capacity_tokens=int(needed / 4) + 1), work)
-    held = Constraints.of(tight, layouts, 64)
+    held = Constraints.of(tight, layouts, 64, drains=drains)
     fits = held.kv_needed_tokens <= held.kv_capacity_tokens
     assert [layout_of(row).decode for row in layouts[fits]] == [7, 6, 5, 4]
 
@@ -130,9 +140,30 @@ def test_nothing_to_decide_is_an_error() -> None:
 
 
 def test_a_mixed_layout_wins_where_it_is_faster_and_is_not_looked_at_where_switched_off() -> None:
-    seconds = {"8C": 100.0, "4P4D": 100.0, "2C+3P3D": 50.0}
+    seconds = {"8C": 100.0, "4P4D": 100.0, "3C+2P3D": 50.0}
     assert decide(seconds, None).layout.mode is Mode.MIXED
     assert decide(seconds, None, mixed=False).layout.mode is not Mode.MIXED
+
+
+def test_a_mixed_layout_must_be_clearly_faster() -> None:
+    seconds = {"8C": 100.0, "4P4D": 102.0, "3C+2P3D": 99.0}
+    assert decide(seconds, None).layout == Layout(colocated=8)
+
+
+@pytest.mark.parametrize(("overlap", "load"), [(True, 128.0), (False, 64)])
+def test_roles_are_decided_for_all_batches_in_flight_where_that_is_asked_for(overlap: bool, load: float) -> None:
+    asked: list[float] = []
+
+    class Asked(DecisionEngine):
+        def decide(self, profile: Profile, workers: int, batch: float, current: Layout | None = None) -> Decision:
+            asked.append(batch)
+            return super().decide(profile, workers, batch, current)
+
+    work = workload()
+    alive = sum(turn.survivors for turn in work.turns) / work.slowest_turns
+    policy = RolePolicy(Roles.DYNAMIC, (1, 1), Asked(DecisionSettings(), ClosedForm()), 64, overlap)
+    policy.decide(Profile(ENGINE, replace(work, in_flight=128 * alive)), 8, None)
+    assert asked == [pytest.approx(load)]
 
 
 def test_more_workers_gain_less_and_less() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pearl.core.drain import DrainAware
 from pearl.core.layout import Layout
-from pearl.core.makespan import AlwaysColocated, ClosedForm, LinearCosts, MakespanModel, layout_array
+from pearl.core.makespan import AlwaysColocated, ClosedForm, Layouts, LinearCosts, MakespanModel, layout_array
 from pearl.core.search import colocated, mixtures, ratios
 from pearl.core.stations import cycle_s
 from pearl.core.workload import EngineProfile, Profile, TurnShape, WorkloadProfile
@@ -125,6 +125,26 @@ def test_a_prefill_side_whose_memory_is_too_small_for_the_prefixes_is_slow() -> 
     few, many = Layout(1, 7), Layout(4, 4)
     loss = [ours.makespan(scarce, layout, 64) / ours.makespan(plenty, layout, 64) for layout in (few, many)]
     assert loss[0] > 1.5 * loss[1]
+
+
+def test_batches_of_few_tasks_take_longer_close_to_a_cliff(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = replace(SIMPLE, prefill_s_per_token=80e-6, kv_capacity_tokens=350_000)
+    profile = Profile(engine, replace(workload(), group_size=32))
+    rows = layout_array([Layout(1, 7), Layout(4, 4)])  # the memory of one prefill worker just holds the mean batch
+    uneven = DrainAware().makespans(profile, rows, 64)
+    monkeypatch.setattr("pearl.core.drain.SPREAD", 0.0)
+    longer = uneven / DrainAware().makespans(profile, rows, 64)
+    assert longer[0] > 1.1
+    assert longer[1] < 1.01
+
+
+@pytest.mark.parametrize(("rows", "within"), [(ratios(10), 0.01), (mixtures(6), 0.1)])
+def test_few_passes_find_the_fixed_point(rows: Layouts, within: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = replace(ENGINE, prefill_s_per_token=40e-6, kv_capacity_tokens=300_000)
+    profile = Profile(engine, workload(environment_s=0.5))
+    few = DrainAware().makespans(profile, rows, 128)
+    monkeypatch.setattr("pearl.core.drain.PASSES", 40)
+    assert few == pytest.approx(DrainAware().makespans(profile, rows, 128), rel=within)
 
 
 def test_the_tail_grows_with_the_spread_of_environment_times() -> None:

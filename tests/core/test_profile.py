@@ -230,6 +230,23 @@ def test_the_workload_of_a_batch_is_what_was_played() -> None:
     assert tracker.environment_times.quantile(0.5) == pytest.approx(3.0, rel=0.1)
 
 
+def test_those_in_flight_are_counted_over_time() -> None:
+    tracker = RuntimeTracker(Profile(TRUE, WORK))
+    batch = Batch(tracker)
+    assert tracker.profile().workload.in_flight == 0.0
+    for _ in range(30):
+        batch.play([2, 2, 2], scoring_s=8.0)  # one at a time lives for 8 s and is scored for 8 s
+    assert tracker.profile().workload.in_flight == pytest.approx(0.5, rel=0.02)
+
+
+def test_overlapping_batches_load_the_workers_as_a_larger_one_would() -> None:
+    turns = (replace(WORK.turns[0], survivors=1.0), replace(WORK.turns[0], survivors=0.5))
+    work = replace(WORK, turns=turns, slowest_turns=2.0)  # of a batch that is alone, three quarters live on average
+    assert work.load(16) == 16
+    assert replace(work, in_flight=48.0).load(16) == pytest.approx(64)
+    assert replace(work, in_flight=3.0).load(16) == 16
+
+
 def test_scoring_is_nobody_s_turn() -> None:
     quick, slow = (RuntimeTracker(Profile(TRUE, WORK)) for _ in range(2))
     for _ in range(5):
