@@ -1,8 +1,9 @@
 """Why cells of `pearl bench paper` disagree with the source: one quantity at a time is moved and a cell played again.
 
-    python -m bench.paper_causes [--seeds 6] [--out bench/results/paper/causes.json]
+    python -m bench.paper_causes [--seeds 3] [--only PART] [--out bench/results/paper/causes.json]
 
-Everything starts from the frozen world. Makespans are means over the same batches.
+Everything starts from the frozen world. Makespans are means over the same batches. A part can be played alone; the file
+keeps the others.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from pearl.core.decision import DecisionEngine, DecisionSettings
 from pearl.core.makespan import ClosedForm
+from pearl.core.policies import COMPARED
 from pearl.paper import published as p
+from pearl.paper.end_to_end import prefill_again_percent
 from pearl.paper.jobs import BatchJob, Profiler, RunJob, seeded
 from pearl.paper.layouts import MOTIVATION_TRAINING_GPUS, ratios
 from pearl.paper.plan import Plan
@@ -36,18 +39,35 @@ def in_world(**changes: float) -> Change:
     return change
 
 
+def times(**factors: float) -> Change:
+    """So many times as much."""
+
+    def change(testbed: Testbed) -> Testbed:
+        return in_world(**{name: factor * getattr(testbed.world, name) for name, factor in factors.items()})(testbed)
+
+    return change
+
+
 CHANGES: dict[str, Change] = {
     "as fitted": lambda t: t,
     "environment of 1 s a turn": in_world(environment_s=1.0),
     "environment of 0.3 s a turn": in_world(environment_s=0.3),
     "no T_over": in_world(turn_overhead_s=0.0),
+    "a third of the trainer's utilisation": times(training_utilisation=1 / 3),
+    "responses four times as long": times(response_tokens=4.0),
+    "observations a quarter as long, responses four times": times(observation_tokens=0.25, response_tokens=4.0),
     "every turn asks for its prefix": in_world(affinity=1.0),
     "half the KV memory": lambda t: replace(t, kv_share=0.5),
     "a quarter of the KV memory": lambda t: replace(t, kv_share=0.25),
-    "a quarter of the KV memory, environment of 1 s": lambda t: replace(in_world(environment_s=1.0)(t), kv_share=0.25),
     "a quarter of the KV memory, no T_over": lambda t: replace(in_world(turn_overhead_s=0.0)(t), kv_share=0.25),
     "decode workers drop their KV between turns": lambda t: replace(t, options=EngineOptions(decode_keeps_kv=False)),
 }
+
+
+PAIRS = (
+    "as fitted", "environment of 1 s a turn", "no T_over", "every turn asks for its prefix", "half the KV memory",
+    "a quarter of the KV memory", "a quarter of the KV memory, no T_over", "decode workers drop their KV between turns",
+)  # fmt: skip
 
 
 def makespan(testbed: Testbed, layout: str, seeds: int) -> float:
@@ -57,7 +77,8 @@ def makespan(testbed: Testbed, layout: str, seeds: int) -> float:
 def pairs(world: World, seeds: int) -> dict[str, Any]:
     """Best pairs over 8 colocated workers, Qwen3-30B-A3B."""
     found: dict[str, Any] = {}
-    for name, change in CHANGES.items():
+    for name in PAIRS:
+        change = CHANGES[name]
         for batch in (32, 64, 96):
             testbed = change(Testbed(model=p.LARGE, world=world, batch=batch))
             alone = makespan(testbed, "8C", seeds)
@@ -108,6 +129,76 @@ def choices(world: World) -> dict[str, Any]:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class OwnPolicy(Testbed):
+    """Of a policy that is known here alone."""
+
+    def check(self) -> None:
+        assert self.policy in COMPARED
+
+
+def theta(world: World, seeds: int) -> dict[str, Any]:
+    """The ablation with θ = 0 in the source's equations: per cent over ROLL."""
+    found: dict[str, Any] = {}
+    stages = ("forced-pd", "forced-pd-borrow", "forced-pd-gated")
+    for name in stages:
+        COMPARED[f"{name}, θ = 0"] = replace(COMPARED[name], model=ClosedForm(bubble=False))
+    for model in p.MODELS:
+        for gpus in p.ABLATION_GPUS:
+            rates = {}
+            for policy in ("roll", *stages, *(f"{name}, θ = 0" for name in stages)):
+                testbed = Plan(world).fixed("roll", model, gpus)
+                if policy != "roll":
+                    own = {field.name: getattr(testbed, field.name) for field in fields(testbed)}
+                    testbed = OwnPolicy(**{**own, "policy": policy})
+                rates[policy] = fmean(RunJob(one, 2).play()["throughput"] for one in seeded(testbed, seeds))
+            row = {policy: round(100 * (rate / rates["roll"] - 1), 1) for policy, rate in rates.items()}
+            found[f"{model}, {gpus} GPUs"] = row
+            print(f"{model}, {gpus} GPUs: {row}", flush=True)
+    return found
+
+
+def length(world: World, seeds: int) -> dict[str, Any]:
+    """PEARL's throughput at the greatest limit of tokens over the least, per cent, Qwen3-8B on 8 GPUs."""
+    found: dict[str, Any] = {}
+    for name in (
+        "as fitted", "environment of 0.3 s a turn", "a third of the trainer's utilisation",
+        "responses four times as long", "observations a quarter as long, responses four times",
+    ):  # fmt: skip
+        rates = []
+        for tokens in (p.LENGTHS[0], p.LENGTHS[-1]):
+            testbed = CHANGES[name](Plan(world).fixed("pearl-paper", p.SMALL, 8, max_tokens=tokens))
+            rates.append(fmean(RunJob(one, 2).play()["throughput"] for one in seeded(testbed, seeds)))
+        found[name] = round(100 * (rates[1] / rates[0] - 1), 1)
+        print(f"length, {name}: {found[name]:+.1f} %", flush=True)
+    return found
+
+
+def again(world: World) -> dict[str, Any]:
+    """Prefilling an interrupted request again, per cent of a trajectory's decoding, with more or fewer sequences beside
+    it and a shorter context."""
+    found: dict[str, Any] = {}
+    for model in p.MODELS:
+        engine = Plan(world).fixed("roll", model, 4).models().engine
+        for beside in (0, 7, 15, 31):
+            crowd = replace(
+                engine,
+                decode_fixed_s=engine.decode_fixed_s
+                + beside * engine.decode_s_per_sequence
+                + beside * engine.decode_s_per_kv_token * mean_context(world)
+                + engine.expert_fixed_s * ((1 - engine.expert_share) - (1 - engine.expert_share) ** (beside + 1)),
+            )
+            found[f"{model}, {beside} beside it"] = round(prefill_again_percent(world, crowd), 2)
+        shorter = replace(world, turns=world.turns / 2)
+        found[f"{model}, half as many turns"] = round(prefill_again_percent(shorter, engine), 2)
+    print(found, flush=True)
+    return found
+
+
+def mean_context(world: World) -> float:
+    return world.turns / 2 * (world.observation_tokens + world.response_tokens)
+
+
 def fixed_gpus(world: World, seeds: int) -> dict[str, Any]:
     """Pairs against colocated workers in whole runs, per cent: at the ratio of the source's equations, one to one, and
     with borrowing at the drain-aware model's."""
@@ -127,8 +218,8 @@ def fixed_gpus(world: World, seeds: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=6)
-    parser.add_argument("--only", choices=("pairs", "contention", "choices", "fixed_gpus"))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--only")
     parser.add_argument("--out", type=Path, default=Path("bench/results/paper/causes.json"))
     arguments = parser.parse_args()
     world, seeds = load_world(), arguments.seeds
@@ -136,8 +227,13 @@ def main() -> None:
         "pairs": lambda: pairs(world, seeds),
         "contention": lambda: contention(world, seeds),
         "choices": lambda: choices(world),
-        "fixed_gpus": lambda: fixed_gpus(world, max(2, seeds // 3)),
+        "again": lambda: again(world),
+        "theta": lambda: theta(world, seeds),
+        "fixed_gpus": lambda: fixed_gpus(world, seeds),
+        "length": lambda: length(world, seeds),
     }
+    if arguments.only not in (None, *parts):
+        parser.error(f"--only takes one of {', '.join(parts)}")
     result = json.loads(arguments.out.read_text()) if arguments.out.is_file() else {}
     result |= {
         "command": f"python -m bench.paper_causes --seeds {seeds}",
@@ -146,7 +242,7 @@ def main() -> None:
     for name, part in parts.items():
         if arguments.only in (None, name):
             result[name] = part()
-    arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+            arguments.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":
