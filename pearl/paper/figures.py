@@ -89,6 +89,10 @@ def _motivation(axes: Sequence[Any], study: Motivation, pairs: Pairs) -> None:
         one.legend(frameon=False, fontsize=8)
 
 
+def _legend_below(axes: Any, columns: int) -> None:
+    axes.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=columns)
+
+
 def _segments(axes: Sequence[Any]) -> None:
     for number, (one, name) in enumerate(zip(axes, SEGMENTS, strict=True)):
         trace = json.loads(segment(name).read_text())
@@ -112,14 +116,17 @@ def _end_to_end(axes: Sequence[Any], study: EndToEnd) -> None:
                     error_kw={"linewidth": 0.8})  # fmt: skip
         for i in range(3):
             gain = study.gain((model, i, "pearl-paper"), (model, i, "rlboost+")).mean
-            top = study.multiple(model, i, "pearl-paper").hi
-            one.text(i + 0.16, top + 0.06, f"{gain:+.0f} %", ha="center", fontsize=8, color=COLOURS["pearl-paper"])
-            one.text(i + 0.16, top + 0.22, f"{p.OVER_RLBOOST[model][i]:+.1f} %", ha="center", fontsize=8)
+            mine = study.gain((model, i, "pearl"), (model, i, "rlboost+")).mean
+            top = max(study.multiple(model, i, system).hi for system in ("pearl-paper", "pearl"))
+            told = p.OVER_RLBOOST[model][i]
+            for line, (value, system) in enumerate(((gain, "pearl-paper"), (mine, "pearl"), (told, ""))):
+                one.text(i + 0.24, top + 0.05 + 0.12 * line, f"{value:+.1f} %", ha="center", fontsize=8,
+                         color=COLOURS.get(system, "black"))  # fmt: skip
         one.set(title=f"Figure 5: {TITLES[model]}", ylabel="throughput over ROLL", xticks=range(3))
         one.set_xticklabels([f"segment {i + 1}" for i in range(3)])
-        one.margins(y=0.12)
-    axes[0].legend(frameon=False, fontsize=7, loc="upper left", ncols=2)
-    axes[1].set_xlabel("black: PEARL over RLBoost+ in the source; orange: ours", fontsize=8)
+        one.set_ylim(0, most + 0.2)
+        one.set_xlabel("numbers: over RLBoost+; black: PEARL in the source", fontsize=8)
+    _legend_below(axes[0], 3)
 
 
 def _ablation(axes: Sequence[Any], study: Ablation) -> None:
@@ -145,7 +152,7 @@ def _ablation(axes: Sequence[Any], study: Ablation) -> None:
         one.axhline(0, color="black", linewidth=0.7)
         one.set(title=f"Figure 7: {TITLES[model]}", ylabel="% over ROLL", xticks=range(len(sizes)))
         one.set_xticklabels([f"{gpus} GPUs" for gpus in sizes])
-    axes[0].legend(frameon=False, fontsize=8)
+    _legend_below(axes[0], 3)
 
 
 def _sensitivity(axes: Sequence[Any], study: Sensitivity) -> None:
@@ -158,7 +165,8 @@ def _sensitivity(axes: Sequence[Any], study: Sensitivity) -> None:
         rate.plot(batches, over, "o-", color=COLOURS[policy], label=NAMES[policy])
     for system, batch in p.PEAK_BATCH.items():
         colour = COLOURS["rlboost+" if system == "rlboost+" else "pearl-paper"]
-        rate.axvline(batch, linestyle="--", linewidth=1, color=colour, label=f"source: {system} peaks")
+        name = {"rlboost+": "RLBoost+", "pearl": "PEARL"}[system]
+        rate.axvline(batch, linestyle="--", linewidth=1, color=colour, label=f"source: {name} peaks")
     rate.set(title="Figure 8: throughput by batch, Qwen3-8B, 8 GPUs", xlabel="batch", ylim=(0, None),
              ylabel=f"over RLBoost+ at {middle}", xticks=batches)  # fmt: skip
     for one, what, values, told in (
@@ -189,13 +197,13 @@ def _ratios(axes: Sequence[Any], study: Ratios) -> None:
             one.plot(share, lost, "o-", markersize=3, color=colour, label=label)
             selected, best = (int(text.split("P")[0]) for text in p.RATIOS[gpus, overlap])
             one.plot(best / workers, lost[best - 1], "D", label=None, **SOURCE)
-            one.annotate(p.RATIOS[gpus, overlap][1], (best / workers, lost[best - 1]), (4, 6), fontsize=8,
-                         textcoords="offset points")  # fmt: skip
+            one.annotate(p.RATIOS[gpus, overlap][1], (best / workers, lost[best - 1]), (0, -13 if overlap else 7),
+                         fontsize=8, ha="center", textcoords="offset points")  # fmt: skip
             if selected != best:
                 one.plot(selected / workers, lost[selected - 1], "D", fillstyle="none", **SOURCE)
         one.plot([], [], "D", label="the source's best (open: selected)", **SOURCE)
         one.set(title=f"Table 2: {gpus} GPUs", xlabel="share of prefill workers", ylabel="% slower than the best ratio",
-                ylim=(-2, 60), xlim=(0, 1))  # fmt: skip
+                ylim=(-4, 45), xlim=(0, 1))  # fmt: skip
         one.legend(frameon=False, fontsize=8)
 
 
@@ -229,5 +237,4 @@ def _beyond(axes: Sequence[Any], studies: Studies, result: dict[str, Any]) -> No
         dollars.bar([x + 0.16 * (s - 2) for x in range(6)], values, 0.15, color=COLOURS[system], label=NAMES[system])
     dollars.set(title="tokens per dollar over ROLL (a preemptible GPU at 35 % of the price)", xticks=range(6))
     dollars.set_xticklabels(labels, fontsize=8)
-    dollars.margins(y=0.3)
-    dollars.legend(frameon=False, fontsize=8, loc="upper left", ncols=3)
+    _legend_below(dollars, 5)
