@@ -1,7 +1,7 @@
 """How many preemptible slots to ask for: what one more saves, against what it costs and how long it is likely to live.
 
 A slot costs from when it comes and serves once it is prepared, so of an expected life L it serves the share
-u = max(0, 1 - preparation/L). With n slots a step takes step(n) = max(rollout(n), training), and
+u = max(0, 1 - preparation/L). With n slots a step takes step(n), and
 
     steps an hour      rate(n) = 3600·[ (1 - u)/step(0) + u/step(n) ]
     dollars an hour    cost(n) = what the other GPUs cost + n·price
@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from math import floor
+from math import floor, inf
 
 HOUR_S = 3600.0
 TRIED = 32
@@ -93,24 +93,20 @@ class Autoscaler:
     def decide(
         self,
         offer: Offer,
-        rollout_s: Callable[[int], float],
-        training_s: float,
+        step_s: Callable[[int], float],
         preparation_s: float,
         now: float,
     ) -> Scale:
-        """`rollout_s(n)`: predicted makespan of a batch with n preemptible slots beside the others, in the best layout.
-
-        `training_s`: the least that a step takes however fast the rollout is.
-        """
+        """`step_s(n)`: predicted seconds of a step with n preemptible slots beside the others."""
         most = self.affordable(offer)
         served = self._served(offer, preparation_s)
         tried = {round(i * most / TRIED) for i in range(TRIED + 1)} | {min(self.slots, most)}
-        terms = tuple(self._terms(n, offer, rollout_s, training_s, served) for n in sorted(tried))
+        terms = tuple(self._terms(n, offer, step_s, served) for n in sorted(tried))
         best = max(terms, key=lambda t: (self._score(t), -t.slots))
         if self.slots > most:
             return self._to(best, now, f"the budget allows {most}", terms)
         present = next(t for t in terms if t.slots == self.slots)
-        gain = self._score(best) / self._score(present) - 1.0
+        gain = self._score(best) / self._score(present) - 1.0 if self._score(present) else inf
         said = f"{best.slots} slots have {gain:+.1%} {self.settings.objective} against {present.slots}"
         if best.slots == present.slots:
             return Scale(self.slots, False, f"{present.slots} slots are best", terms)
@@ -135,10 +131,8 @@ class Autoscaler:
             return 1.0
         return max(0.0, 1.0 - preparation_s / life) if life > 0.0 else 0.0
 
-    def _terms(
-        self, n: int, offer: Offer, rollout_s: Callable[[int], float], training_s: float, served: float
-    ) -> Terms:
-        alone_s, step_s = max(rollout_s(0), training_s), max(rollout_s(n), training_s)
-        rate = HOUR_S * ((1.0 - served) / alone_s + served / step_s)
+    def _terms(self, n: int, offer: Offer, step_s: Callable[[int], float], served: float) -> Terms:
+        seconds = step_s(n)
+        rate = HOUR_S * ((1.0 - served) / step_s(0) + served / seconds)
         cost = self.settings.other_usd_per_hour + n * offer.usd_per_slot_hour
-        return Terms(n, step_s, rate, cost, rate / cost if cost > 0.0 else rate)
+        return Terms(n, seconds, rate, cost, rate / cost if cost > 0.0 else rate)

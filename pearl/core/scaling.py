@@ -2,11 +2,16 @@
 
 It is asked when a run starts and behind every step, from what was measured until then: the profile, the time a step's
 training takes, the preparation of a slot, and how long slots live. Slots too many go back, the cheapest to interrupt
-first. Borrowed GPUs are not counted: they are there between two steps only.
+first.
+
+A step with n preemptible slots, for a batch that takes R(n) on all but the trainer's GPUs and F(n) with these, and
+training that takes t: rollout and training overlap, so max(R, t) without borrowing. With it, the share t/R of the next
+batch is done while the trainer works, and the rest, if there is one, on all GPUs: t + (1 - t/R)·F + T_toggle.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from pearl.core import events as ev
@@ -14,7 +19,9 @@ from pearl.core.autoscaler import Autoscaler, AutoscalerSettings, Offer
 from pearl.core.events import Event
 from pearl.core.gate import Average
 from pearl.core.layout import Zone
+from pearl.core.settings import Borrowing
 from pearl.core.state import Activity, WorkerSlot
+from pearl.core.workload import Profile
 
 if TYPE_CHECKING:
     from pearl.core.elastic import Elastic
@@ -82,12 +89,9 @@ class Scaling:
         profile = self.elastic.profile()
         if profile is None:
             return
-        policy, settings = self.elastic.policy, self.autoscaler.settings
-        others = sum(w.info.zone is Zone.RESERVED for w in self.fleet.workers.values())
         scale = self.autoscaler.decide(
-            Offer(settings.usd_per_slot_hour, self.lifetimes.mean_s(now)),
-            lambda n: policy.predicted_s(profile, others + n, None),
-            self.training.value,
+            Offer(self.autoscaler.settings.usd_per_slot_hour, self.lifetimes.mean_s(now)),
+            lambda n: self._step_s(profile, n),
             self.elastic.rebuilder.preparation.value,
             now,
         )
@@ -95,6 +99,19 @@ class Scaling:
             self._asked = scale.slots
             self.fleet.emit(ev.RequestSlots(scale.slots, scale))
             self._give_back(scale.reason, now)
+
+    def _step_s(self, profile: Profile, slots: int) -> float:
+        elastic, training_s = self.elastic, self.training.value
+        zones = Counter(w.info.zone for w in self.fleet.workers.values())
+        workers = zones[Zone.RESERVED] + slots
+        alone_s = elastic.policy.predicted_s(profile, workers, None)
+        step_s = max(alone_s, training_s)
+        if elastic.settings.intra_scale is Borrowing.NEVER or not zones[Zone.OVERLAP] or alone_s <= training_s:
+            return step_s
+        left = 1.0 - training_s / alone_s
+        full_s = elastic.policy.predicted_s(profile, workers + zones[Zone.OVERLAP], None)
+        toggle_s = elastic.toggle.borrowing.value + elastic.toggle.returning.value
+        return min(step_s, training_s + left * full_s + toggle_s)
 
     def _here(self) -> list[WorkerSlot]:
         leaving = self.elastic.rebuilder.leaving

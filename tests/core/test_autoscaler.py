@@ -16,7 +16,8 @@ def amdahl(serial_s: float, parallel_s: float, others: int = 2):
 
 
 def decide(autoscaler: Autoscaler, offer: Offer, now: float = 0.0, training_s: float = 10.0, parallel_s: float = 400.0):
-    return autoscaler.decide(offer, amdahl(20.0, parallel_s), training_s, PREPARATION_S, now)
+    rollout_s = amdahl(20.0, parallel_s)
+    return autoscaler.decide(offer, lambda n: max(rollout_s(n), training_s), PREPARATION_S, now)
 
 
 offers = st.builds(
@@ -94,3 +95,9 @@ def test_little_gain_changes_nothing() -> None:
     scale = decide(autoscaler, Offer(0.01), parallel_s=1.0)
     assert (scale.slots, scale.changed) == (0, False)
     assert "less than 2%" in scale.reason
+
+
+def test_where_nothing_can_be_done_without_slots_some_are_asked_for() -> None:
+    autoscaler = Autoscaler(AutoscalerSettings(4, other_usd_per_hour=1.0))
+    scale = autoscaler.decide(Offer(1.0), lambda n: 100.0 / n if n else float("inf"), PREPARATION_S, 0.0)
+    assert scale.changed and scale.slots > 0

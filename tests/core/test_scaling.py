@@ -35,6 +35,15 @@ def test_a_prior_lifetime_counts_as_one_loss() -> None:
     assert lifetimes.mean_s(200.0) == pytest.approx(400.0)
 
 
+def test_borrowed_gpus_make_preemptible_ones_worth_less() -> None:
+    """At this price a policy that borrows asks for fewer at once than one that cannot."""
+    asked = {}
+    for policy in ("elastic", "elastic-borrow"):
+        _, seen = scaled(policy=policy, preemptible_usd_per_gpu_hour=0.9)
+        asked[policy] = max(i.slots for i in seen.of(ev.RequestSlots))
+    assert asked["elastic-borrow"] < asked["elastic"]
+
+
 class Seen:
     def __init__(self) -> None:
         self.entries: list[tuple[float, ev.Event | ev.Instruction]] = []
