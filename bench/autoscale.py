@@ -1,9 +1,9 @@
 """Tokens per dollar with as many preemptible GPUs as are worth it, against all of them and none.
 
-    python -m bench.autoscale [--seeds 5] [--hours 2] [--out bench/results/autoscale.json]
+    python -m bench.autoscale [--seeds 3] [--hours 2] [--out bench/results/autoscale.json]
 
 The source's testbed (16 training and 4 reserved GPUs, up to 12 preemptible ones) on three segments of a public trace,
-simulated; policy `pearl`. A dedicated GPU costs 1 an hour. What a preemptible one costs changes nothing for `all` and
+simulated; policies `elastic`, which borrows no training GPUs, and `pearl`. A dedicated GPU costs 1 an hour. What a preemptible one costs changes nothing for `all` and
 `none` but the bill, so these are played once. Ratios are paired by seed, with a 95 % bootstrap interval.
 """
 
@@ -25,7 +25,8 @@ from pearl.paper.testbed import Testbed
 from pearl.paper.world import SEGMENTS
 from pearl.sim.scenario import simulate
 
-PRICES = (0.2, 0.35, 0.6, 0.9)
+POLICIES = ("elastic", "pearl")
+PRICES = (0.2, 0.35, 0.9)
 """Of a preemptible GPU hour."""
 
 
@@ -39,15 +40,15 @@ def tokens_per_usd(scenario: Testbed, run: dict[str, Any]) -> float:
     return run["tokens"] / scenario.usd(run["seconds"], run["preemptible_gpu_s"])
 
 
-def compare(segment: str, seeds: int, hours: float) -> list[dict[str, Any]]:
-    testbeds = [Testbed(trace=segment, seed=seed, hours=hours) for seed in range(seeds)]
+def compare(segment: str, policy: str, seeds: int, hours: float) -> list[dict[str, Any]]:
+    testbeds = [Testbed(policy=policy, trace=segment, seed=seed, hours=hours) for seed in range(seeds)]
     everything = [play(testbed) for testbed in testbeds]
     nothing = [play(replace(testbed, preemptible_gpus=0, trace="none")) for testbed in testbeds]
     rows = []
     for price in PRICES:
         priced = [replace(testbed, preemptible_usd_per_gpu_hour=price) for testbed in testbeds]
         scaled = [play(replace(testbed, autoscale=Objective.TOKENS_PER_USD)) for testbed in priced]
-        row: dict[str, Any] = {"segment": segment, "price": price}
+        row: dict[str, Any] = {"segment": segment, "policy": policy, "price": price}
         row["gpu_hours"] = round(fmean(run["preemptible_gpu_s"] for run in scaled) / 3600, 2)
         row["gpu_hours_of_all"] = round(fmean(run["preemptible_gpu_s"] for run in everything) / 3600, 2)
         row["tokens_over_all"] = round(
@@ -68,12 +69,17 @@ def compare(segment: str, seeds: int, hours: float) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--hours", type=float, default=2.0)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     began = time.monotonic()
-    rows = [row for segment in SEGMENTS for row in compare(segment, arguments.seeds, arguments.hours)]
+    rows = [
+        row
+        for segment in SEGMENTS
+        for policy in POLICIES
+        for row in compare(segment, policy, arguments.seeds, arguments.hours)
+    ]
     result = {**provenance("bench.autoscale"), "wall_s": round(time.monotonic() - began, 1), "rows": rows}
     if arguments.out:
         arguments.out.write_text(json.dumps(result, indent=1) + "\n")
