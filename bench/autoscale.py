@@ -3,8 +3,9 @@
     python -m bench.autoscale [--seeds 3] [--hours 2] [--out bench/results/autoscale.json]
 
 The source's testbed (16 training and 4 reserved GPUs, up to 12 preemptible ones) on three segments of a public trace,
-simulated; policies `elastic`, which borrows no training GPUs, and `pearl`. A dedicated GPU costs 1 an hour. What a preemptible one costs changes nothing for `all` and
-`none` but the bill, so these are played once. Ratios are paired by seed, with a 95 % bootstrap interval.
+simulated; policies `elastic`, which borrows no training GPUs, and `pearl`. A dedicated GPU costs 1 an hour. What a
+preemptible one costs changes nothing for `all` and `none` but the bill, so these are played once. Ratios are paired
+by seed, with a 95 % bootstrap interval.
 """
 
 from __future__ import annotations
