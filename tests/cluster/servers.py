@@ -8,7 +8,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,11 +24,11 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+def wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path, host: str = "127.0.0.1") -> None:
     until = time.monotonic() + READY_S
     while True:
         with contextlib.suppress(OSError):
-            socket.create_connection(("127.0.0.1", port), 1).close()
+            socket.create_connection((host, port), 1).close()
             return
         assert process.poll() is None and time.monotonic() < until, log.read_text()
         time.sleep(0.05)
@@ -37,14 +37,14 @@ def wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path) -> Non
 @dataclass(frozen=True)
 class Sshd:
     options: tuple[str, ...]
-    """For `ssh`: port, key, known hosts."""
-    strange_key: Path
-    """One that the server does not know."""
+    """For `ssh`: a configuration in which any name is this server's, but `nobody` is one for whom nothing listens."""
+    strange: tuple[str, ...]
+    """The same with a key that the server does not know."""
 
 
 @contextlib.contextmanager
-def sshd(folder: Path) -> Iterator[Sshd]:
-    """A real sshd on loopback with keys of its own, which knows one client key."""
+def sshd(folder: Path, host: str = "127.0.0.1", within: Sequence[str] = ()) -> Iterator[Sshd]:
+    """A real sshd at `host` with keys of its own, which knows one client key; `within`: what runs its command line."""
     program = shutil.which("sshd") or "/usr/sbin/sshd"
     if not (Path(program).exists() and shutil.which("ssh") and shutil.which("ssh-keygen")):
         pytest.skip("sshd or ssh is not installed (apt-get install openssh-server openssh-client)")
@@ -54,19 +54,27 @@ def sshd(folder: Path) -> Iterator[Sshd]:
         subprocess.run(line, check=True, capture_output=True)
     shutil.copy(folder / "client.pub", folder / "authorized")
     port, log = free_port(), folder / "sshd.log"
-    key = (folder / "host.pub").read_text().split()
-    (folder / "known").write_text(f"[127.0.0.1]:{port} {key[0]} {key[1]}\n")
+    (folder / "known").write_text(f"pearl {(folder / 'host.pub').read_text()}")
     (folder / "config").write_text(
-        f"Port {port}\nListenAddress 127.0.0.1\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/authorized\n"
+        f"Port {port}\nListenAddress {host}\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/authorized\n"
         f"PidFile none\nStrictModes no\nUsePAM no\nPasswordAuthentication no\nPermitRootLogin prohibit-password\n"
     )
     Path("/run/sshd").mkdir(exist_ok=True)  # sshd wants it, even where it is not the system's
     with log.open("wb") as output:
-        server = subprocess.Popen([program, "-D", "-e", "-f", str(folder / "config")], stdout=output, stderr=output)
+        line = [*within, program, "-D", "-e", "-f", str(folder / "config")]
+        server = subprocess.Popen(line, stdout=output, stderr=output)
     try:
-        wait_for_port(port, server, log)
-        known = ("-o", f"UserKnownHostsFile={folder}/known", "-o", "IdentitiesOnly=yes", "-F", "/dev/null")
-        yield Sshd(("-p", str(port), "-i", str(folder / "client"), *known), folder / "strange")
+        wait_for_port(port, server, log, host)
+        options = []
+        for key in ("client", "strange"):
+            config = folder / f"ssh_config.{key}"
+            config.write_text(
+                f"Host here\n Port {port}\nHost nobody\n Port {free_port()}\nHost *\n HostName {host}\n"
+                f" HostKeyAlias pearl\n IdentityFile {folder}/{key}\n IdentitiesOnly yes\n"
+                f" UserKnownHostsFile {folder}/known\n"
+            )
+            options.append(("-F", str(config)))
+        yield Sshd(*options)
     finally:
         server.terminate()
         server.wait(READY_S)
@@ -160,7 +168,14 @@ def slurm(folder: Path) -> Iterator[Path]:
             time.sleep(0.2)
         yield conf
     finally:
-        subprocess.run(["scancel", "-u", "root", "--signal=KILL", "--full"], env=variables, capture_output=True)
+        until = time.monotonic() + READY_S
+        for line in (["scancel", "-u", "root", "--signal=KILL", "--full"], ["scancel", "-u", "root"]):
+            subprocess.run(line, env=variables, capture_output=True)
+        while time.monotonic() < until:  # steps are no children of a slurmd
+            queue = subprocess.run(["squeue", "-h"], env=variables, capture_output=True, text=True)
+            if queue.returncode or not queue.stdout.strip():
+                break
+            time.sleep(0.2)
         children = [child for process in started for child in psutil.Process(process.pid).children(recursive=True)]
         for process in reversed(started):
             process.terminate()

@@ -27,7 +27,7 @@ from pearl.core.layout import Zone
 from pearl.core.requests import Cause
 from pearl.errors import UserError
 from tests.cluster.actors import Odd
-from tests.cluster.servers import Sshd, free_port, sshd
+from tests.cluster.servers import Sshd, sshd
 from tests.cluster.support import EVENT_S, ROOT, START_S
 
 TWO_GPUS = SlotShape(gpus=2)
@@ -41,7 +41,7 @@ def server(tmp_path: Path) -> Iterator[Sshd]:
 
 
 def config(server: Sshd, **more: Any) -> SshConfig:
-    fields: dict[str, Any] = {"hosts": ("127.0.0.1",), "devices": (0, 1, 2, 3), "options": server.options}
+    fields: dict[str, Any] = {"hosts": ("here",), "devices": (0, 1, 2, 3), "options": server.options}
     return SshConfig(**{**fields, "directory": str(ROOT), **more})
 
 
@@ -71,9 +71,7 @@ class Setup:
 
 @pytest.fixture
 async def setup(server: Sshd, tmp_path: Path) -> AsyncIterator[Setup]:
-    # a second host that nothing listens for, as the better one
-    nobody = f"ssh://127.0.0.1:{free_port()}"
-    async with Setup(tmp_path, config(server, hosts=(nobody, "127.0.0.1"))) as setup:
+    async with Setup(tmp_path, config(server, hosts=("nobody", "here"))) as setup:
         yield setup
 
 
@@ -88,7 +86,7 @@ async def test_slots_come_from_the_host_that_answers_serve_and_go_with_all_they_
     assert all(failure.again_s == 0 for failure in failures), "the other host can be asked at once"
     gpus = sorted(event.slot.gpus for event in joined)
     assert [[gpu.rpartition("/")[2] for gpu in each] for each in gpus] == [["0", "1"], ["2", "3"]]
-    assert not setup.launcher.room("127.0.0.1")
+    assert not setup.launcher.room("here")
 
     name = joined[0].slot.name
     actor = await setup.cluster.create_actor(setup.cluster.workers[name], Odd, 30)
@@ -100,7 +98,7 @@ async def test_slots_come_from_the_host_that_answers_serve_and_go_with_all_they_
     await setup.adapter.release([name])
     assert await setup.event(SlotLost) == SlotLost(name, joined[0].life, "given back")
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
-    assert setup.launcher.room("127.0.0.1")
+    assert setup.launcher.room("here")
     other = joined[1].slot.name
     os.kill(setup.cluster.workers[other].process.pid, signal.SIGKILL)  # the connection
     assert (await setup.event(SlotLost)).worker == other
@@ -108,11 +106,10 @@ async def test_slots_come_from_the_host_that_answers_serve_and_go_with_all_they_
 
 
 async def test_a_host_that_does_not_know_the_key_is_refused_with_the_reason(server: Sshd, tmp_path: Path) -> None:
-    options = tuple(str(server.strange_key) if word.endswith("/client") else word for word in server.options)
-    launcher = SshLauncher(config(server, options=options), tmp_path / "workers", width=2)
+    launcher = SshLauncher(config(server, options=server.strange), tmp_path / "workers", width=2)
     with pytest.raises(UserError, match="Permission denied"):
         await launcher.check()
-    order = WorkerOrder("c", "w-0", 1, "preemptible", "tcp://127.0.0.1:1", option="127.0.0.1")
+    order = WorkerOrder("c", "w-0", 1, "preemptible", "tcp://127.0.0.1:1", option="here")
     process = await launcher.start(order)
     await process.wait()
     failed = process.failed()
@@ -130,7 +127,7 @@ async def test_a_python_that_is_not_there_is_named_before_anything_starts(server
 
 async def test_a_full_host_has_no_room_for_one_more(server: Sshd, tmp_path: Path) -> None:
     launcher = SshLauncher(config(server, devices=(0, 1)), tmp_path, width=2)
-    order = WorkerOrder("c", "w-0", 1, "preemptible", "tcp://127.0.0.1:1", 2, option="127.0.0.1")
+    order = WorkerOrder("c", "w-0", 1, "preemptible", "tcp://127.0.0.1:1", 2, option="here")
     tmp_path.mkdir(exist_ok=True)
     process = await launcher.start(order)
     with pytest.raises(LaunchFailed) as full:

@@ -112,7 +112,7 @@ def test_slots_of_other_hosts_outlive_the_command_and_are_found_again(tmp_path: 
     with sshd(tmp_path / "ssh") as server:
         options = json.dumps(list(server.options))
         commands = Commands(
-            tmp_path, "cluster.kind=ssh", "cluster.ssh.hosts=[127.0.0.1]", f"cluster.ssh.options={options}",
+            tmp_path, "cluster.kind=ssh", "cluster.ssh.hosts=[here]", f"cluster.ssh.options={options}",
             f"cluster.ssh.directory={ROOT}", "elastic.policy=elastic", "elastic.preemptible_slots=1",
         )  # fmt: skip
         status = commands("up")
