@@ -69,9 +69,8 @@ def sshd(folder: Path, host: str = "127.0.0.1", within: Sequence[str] = ()) -> I
         for key in ("client", "strange"):
             config = folder / f"ssh_config.{key}"
             config.write_text(
-                f"Host here\n Port {port}\nHost nobody\n Port {free_port()}\nHost *\n HostName {host}\n"
-                f" HostKeyAlias pearl\n IdentityFile {folder}/{key}\n IdentitiesOnly yes\n"
-                f" UserKnownHostsFile {folder}/known\n"
+                f"Host nobody\n Port {free_port()}\nHost *\n Port {port}\n HostName {host}\n HostKeyAlias pearl\n"
+                f" IdentityFile {folder}/{key}\n IdentitiesOnly yes\n UserKnownHostsFile {folder}/known\n"
             )
             options.append(("-F", str(config)))
         yield Sshd(*options)
