@@ -6,7 +6,6 @@ nothing in this package imports DeepSpeed at the top of a module.
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import os
 import socket
@@ -14,6 +13,7 @@ import warnings
 from dataclasses import dataclass
 from datetime import timedelta
 
+import psutil
 import torch
 import torch.distributed
 from torch import Tensor
@@ -84,11 +84,17 @@ def _store(rank: int, size: int, address: str, port: int, limit: timedelta) -> t
     return torch.distributed.TCPStore(address, port, size, True, limit, master_listen_fd=listener.detach())
 
 
-def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return False
+def _interface_towards(address: str) -> str:
+    """Name of this host's network interface from which `address` is reached. Raises OSError if it is not."""
+    ((family, _, _, _, target), *_) = socket.getaddrinfo(address, 1, type=socket.SOCK_DGRAM)
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(target)  # sends nothing
+        own = probe.getsockname()[0]
+    interfaces = psutil.net_if_addrs().items()
+    for name, addresses in interfaces:
+        if any(known.address.partition("%")[0] == own for known in addresses):
+            return name
+    raise OSError(f"no interface has the address {own}, from which {address} is reached")
 
 
 def join_world(rank: int, size: int, address: str, port: int, timeout_s: float) -> World:
@@ -114,8 +120,8 @@ def join_world(rank: int, size: int, address: str, port: int, timeout_s: float) 
     if accelerator.device_name() == "cuda":
         device = torch.device("cuda", 0)
         accelerator.set_device(0)
-    if _is_loopback(address):  # the ranks' own connections stay there, too
-        os.environ.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo")
+    interface = _interface_towards(address)  # the ranks' own connections stay there, too
+    os.environ.update(GLOO_SOCKET_IFNAME=interface, NCCL_SOCKET_IFNAME=interface)
     backend = accelerator.communication_backend_name()
     store = _store(rank, size, address, port, limit)
     torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)

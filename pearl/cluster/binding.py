@@ -22,7 +22,9 @@ class Binding:
     trainer_ranks: tuple[int, ...] = ()
     """Of an overlap slot: the ranks on the same GPUs."""
     elsewhere: bool = False
-    """The provider chooses host and devices, and tells the process of them."""
+    """Whoever starts the process chooses its devices (and mostly its host), and tells it of them."""
+    host: str = ""
+    """Of a trainer rank on another host: one of `trainer.hosts`."""
 
     @property
     def rollout(self) -> bool:
@@ -58,7 +60,7 @@ def bind(config: RunConfig, gpus: int) -> dict[str, Binding]:
     """
     width, threads = config.engine.tensor_parallel, config.engine.threads
     ranks, rollouts, preemptible = (
-        config.trainer.ranks,
+        config.trainer.ranks_here,
         config.cluster.rollout_workers,
         config.elastic.preemptible_slots,
     )
@@ -79,6 +81,9 @@ def bind(config: RunConfig, gpus: int) -> dict[str, Binding]:
         return tuple(range(first, first + count)) if gpus else ()
 
     slots = [Binding(f"trainer-{r}", "training", take(r, 1), config.trainer.threads) for r in range(ranks)]
+    for r in range(ranks, config.trainer.ranks):
+        host = config.trainer.hosts[r // ranks - 1]
+        slots.append(Binding(f"trainer-{r}", "training", (), config.trainer.threads, elsewhere=True, host=host))
     slots += [Binding(f"rollout-{i}", Zone.RESERVED, take(ranks + i * width, width), threads) for i in range(rollouts)]
     first = ranks + rollouts * width
     slots += [

@@ -16,6 +16,8 @@ from pearl.cluster.launcher import Launcher
 from pearl.cluster.launching import LaunchingAdapter
 from pearl.cluster.local import LocalCluster
 from pearl.cluster.local_adapter import LocalAdapter
+from pearl.cluster.processes import LocalLauncher
+from pearl.cluster.ranks import RanksLauncher
 from pearl.cluster.slurm import SlurmLauncher
 from pearl.cluster.ssh import SshLauncher
 from pearl.config import RunConfig
@@ -25,6 +27,18 @@ from pearl.core.layout import Zone
 
 def make_cluster(config: RunConfig, logs: Path, on_left: Callable[[str, int, str], None]) -> Cluster:
     """Not opened yet; `logs` of worker processes. Raises UserError for certificates that are not there."""
+    cluster = _make_cluster(config, logs, on_left)
+    if config.trainer.hosts:
+        cluster.launchers["training"] = _ranks_launcher(config, cluster.launcher)
+    return cluster
+
+
+def _ranks_launcher(config: RunConfig, here: Launcher) -> RanksLauncher:
+    assert isinstance(here, LocalLauncher)
+    return RanksLauncher(here, config.trainer.hosts, config.trainer.ranks_here, config.cluster.ssh)
+
+
+def _make_cluster(config: RunConfig, logs: Path, on_left: Callable[[str, int, str], None]) -> Cluster:
     c = config.cluster
     if c.kind == "existing":
         assert c.address is not None
@@ -72,6 +86,9 @@ def make_adapter(
 async def check_provider(config: RunConfig) -> None:
     """Before anything starts. Raises UserError if slots cannot come from where they are to come."""
     c = config.cluster
+    if config.trainer.hosts:
+        here = LocalLauncher(Path(config.run_root) / "probe", c.host)
+        await _ranks_launcher(config, here).reach(Path(config.run_root))
     if c.kind == "existing":
         assert c.address is not None
         await probe(c.address, existing_tls(c))

@@ -170,17 +170,18 @@ class SshLauncher:
 
     async def _reap(self, host: str, tag: str, *more: str) -> list[str]:
         line = shlex.join([self._python, "-m", "pearl.cluster.reap", tag, *more])
-        code, said = await self._run(host, f"cd {shlex.quote(self._directory)} && {line}")
+        code, said = await self.run(host, f"cd {shlex.quote(self._directory)} && {line}")
         if code or not said.endswith(LOOKED):
             raise LaunchFailed(f"{host} does not say what runs there: {said}", cause_of(said))
         return [text for text in said.splitlines() if text.startswith("process ")]
 
     async def _try(self, host: str) -> str:
         """What is wrong with the host, or nothing."""
-        code, said = await self._run(host, f"cd {shlex.quote(self._directory)} && test -x {shlex.quote(self._python)}")
+        code, said = await self.run(host, f"cd {shlex.quote(self._directory)} && test -x {shlex.quote(self._python)}")
         return "" if code == 0 else f"{host}: {said or f'there is no {self._python}'}"
 
-    async def _run(self, host: str, command: str) -> tuple[int, str]:
+    async def run(self, host: str, command: str) -> tuple[int, str]:
+        """Exit code and what was printed; `SSH_FAILED` if the host does not answer."""
         process = await asyncio.create_subprocess_exec(
             *self._ssh, host, command,
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,

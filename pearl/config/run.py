@@ -73,7 +73,9 @@ class RunConfig(Section):
             )
         if t.grpo.minibatches > 1 and trajectories // t.grpo.minibatches < t.ranks:
             raise ValueError("each trainer rank needs a trajectory per minibatch; lower trainer.grpo.minibatches")
-        if fault := self.elastic.fault(t.ranks, self.engine.tensor_parallel, t.zero_stage):
+        if fault := t.fault():
+            raise ValueError(fault)
+        if fault := self.elastic.fault(t.ranks_here, self.engine.tensor_parallel, t.zero_stage):
             raise ValueError(fault)
         e = self.elastic
         if fault := self.cluster.fault(e.preemptible_slots, e.availability.file, e.splits):

@@ -37,6 +37,9 @@ class ScheduleConfig(Section):
 class TrainerConfig(Section):
     ranks: int = Field(1, ge=1)
     """Data-parallel ranks; a rank is one Dask actor (one GPU, or one CPU process)."""
+    hosts: tuple[str, ...] = ()
+    """Hosts that train beside this machine, as `ssh` knows them (more under `cluster.ssh`). Ranks are dealt out in
+    equal runs, the first one to this machine. All must see `run_root` and the model at the same paths."""
     zero_stage: Literal[0, 1, 2, 3] = 2
     """DeepSpeed ZeRO stage. Offload needs stage 1, 2 or 3."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
@@ -60,3 +63,17 @@ class TrainerConfig(Section):
     """torch threads of a CPU rank."""
     schedule: ScheduleConfig = ScheduleConfig()
     grpo: GrpoConfig = GrpoConfig()
+
+    @property
+    def ranks_here(self) -> int:
+        """Of this machine."""
+        return self.ranks // (1 + len(self.hosts))
+
+    def fault(self) -> str | None:
+        """What cannot work, with the remedy; None if nothing is wrong."""
+        if self.ranks % (1 + len(self.hosts)):
+            return (
+                f"trainer.ranks = {self.ranks} do not deal out evenly to this machine and {len(self.hosts)} "
+                "trainer.hosts; change one of them"
+            )
+        return None

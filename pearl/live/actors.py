@@ -52,7 +52,9 @@ class Actors:
         binding = self.bindings[slot]
         environment = {**binding.environment(), **(extra or {})}
         with self._awaiting("driver", f"{slot} to join the cluster", self.worker_start_s):
-            worker = await self.cluster.start_worker(slot, incarnation, binding.zone, environment, self.worker_start_s)
+            worker = await self.cluster.start_worker(
+                slot, incarnation, binding.zone, environment, self.worker_start_s, option=binding.host
+            )
         with self._awaiting("driver", f"the actor of {slot}", CREATE_S):
             return await self.cluster.create_actor(worker, cls, CREATE_S)
 
