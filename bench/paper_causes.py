@@ -236,12 +236,12 @@ def main() -> None:
         parser.error(f"--only takes one of {', '.join(parts)}")
     result = json.loads(arguments.out.read_text()) if arguments.out.is_file() else {}
     result |= {
-        "command": f"python -m bench.paper_causes --seeds {seeds}",
+        "command": "python -m bench.paper_causes --only PART --seeds (as each part says)",
         "machine": "2 shared cores, no GPU; simulated",
     }
     for name, part in parts.items():
         if arguments.only in (None, name):
-            result[name] = part()
+            result[name] = {"seeds": seeds, **part()}
             arguments.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
