@@ -11,6 +11,7 @@ from pearl.cluster.adapter import ClusterAdapter, OnEvent
 from pearl.cluster.binding import Binding
 from pearl.cluster.certificates import Certificates, is_loopback
 from pearl.cluster.cluster import Cluster
+from pearl.cluster.ec2 import Ec2Launcher
 from pearl.cluster.existing import ExistingAdapter, ExistingCluster, probe
 from pearl.cluster.launcher import Launcher
 from pearl.cluster.launching import LaunchingAdapter
@@ -21,6 +22,7 @@ from pearl.cluster.ranks import RanksLauncher
 from pearl.cluster.slurm import SlurmLauncher
 from pearl.cluster.ssh import SshLauncher
 from pearl.config import RunConfig
+from pearl.config.clouds import MachinesConfig
 from pearl.config.cluster import ClusterConfig
 from pearl.core.layout import Zone
 
@@ -66,7 +68,22 @@ def make_launcher(config: ClusterConfig, logs: Path, width: int, *, free: bool =
             return SshLauncher(config.ssh, logs, width, free=free)
         case "slurm":
             return SlurmLauncher(config.slurm, logs, free=free)
+        case "ec2":
+            return Ec2Launcher(config.ec2, width, free=free)
     return None
+
+
+def provider_s(config: ClusterConfig) -> float:
+    """Seconds that the provider itself may take until a worker's process starts."""
+    match config.kind:
+        case "slurm":
+            return config.slurm.queue_s
+        case "ec2" | "gcp" | "azure":
+            machines: MachinesConfig = getattr(config, config.kind)
+            return machines.boot_s
+        case "kubernetes":
+            return config.kubernetes.pending_s
+    return 0.0
 
 
 def make_adapter(
@@ -75,11 +92,9 @@ def make_adapter(
     """Of preemptible slots; `offered` as in LocalAdapter."""
     if isinstance(cluster, ExistingCluster):
         return ExistingAdapter(cluster, on_event)
-    start_s = config.deadlines.worker_start_s
+    start_s = config.deadlines.worker_start_s + provider_s(config.cluster)
     if config.cluster.kind == "local":
         return LocalAdapter(cluster, bindings, on_event, start_s, offered)
-    if config.cluster.kind == "slurm":
-        start_s += config.cluster.slurm.queue_s
     return LaunchingAdapter(cluster, bindings, on_event, start_s)
 
 

@@ -24,7 +24,7 @@ from pearl.cluster.binding import Binding
 from pearl.cluster.certificates import Certificates
 from pearl.cluster.launcher import Launcher, LaunchFailed, WorkerOrder, WorkerProcess, tag_prefix
 from pearl.cluster.processes import LocalLauncher, LocalProcess
-from pearl.cluster.providers import make_launcher
+from pearl.cluster.providers import make_launcher, provider_s
 from pearl.cluster.reap import TAG, describe, reap, tagged
 from pearl.config import RunConfig
 from pearl.config.cluster import ClusterConfig
@@ -88,7 +88,8 @@ class StandingCluster:
             tls = Certificates.make(self.directory / "tls")
             state.save(self.path)
             await self._start_scheduler(state, config.cluster)
-            await self._grow(state, launcher, tls, slots, config.deadlines.worker_start_s)
+            start_s = config.deadlines.worker_start_s + provider_s(config.cluster)
+            await self._grow(state, launcher, tls, slots, start_s)
         return await self.status()
 
     async def scale(self, slots: int, start_s: float, grace_s: float) -> dict[str, Any]:

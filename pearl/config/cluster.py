@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field
 
+from pearl.config.clouds import AzureConfig, Ec2Config, GcpConfig, KubernetesConfig
 from pearl.config.section import Section
 
 
@@ -70,9 +71,10 @@ class SlurmConfig(Section):
 
 
 class ClusterConfig(Section):
-    kind: Literal["local", "existing", "ssh", "slurm"] = "local"
+    kind: Literal["local", "existing", "ssh", "slurm", "ec2", "gcp", "azure", "kubernetes"] = "local"
     """Where preemptible slots come from (docs/clusters.md). `local`: this machine, one process per slot; `existing`:
-    the workers of the scheduler at `address`; `ssh`, `slurm`: started there. All else runs on this machine."""
+    the workers of the scheduler at `address`; `ssh`, `slurm`, `kubernetes`: started there; `ec2`, `gcp`, `azure`:
+    machines that are bought for them. All else runs on this machine."""
     rollout_workers: int = Field(2, ge=1)
     """Rollout workers of this machine that are always there, each with one SGLang engine."""
     address: str | None = Field(None, pattern=r"^(tls|tcp)://")
@@ -97,6 +99,10 @@ class ClusterConfig(Section):
     notices: NoticesConfig = NoticesConfig()
     ssh: SshConfig = SshConfig()
     slurm: SlurmConfig = SlurmConfig()
+    ec2: Ec2Config = Ec2Config()
+    gcp: GcpConfig = GcpConfig()
+    azure: AzureConfig = AzureConfig()
+    kubernetes: KubernetesConfig = KubernetesConfig()
 
     def fault(self, preemptible_slots: int, trace: str | None, splits: bool) -> str | None:
         """What cannot work, with the remedy; None if nothing is wrong."""
@@ -111,6 +117,12 @@ class ClusterConfig(Section):
             return f"cluster.kind = {self.kind} brings preemptible slots, and elastic.preemptible_slots is 0; raise it"
         if self.kind == "ssh" and not self.ssh.hosts:
             return "cluster.ssh.hosts is empty; name the hosts"
+        if self.kind in ("ec2", "gcp", "azure", "kubernetes"):
+            section = getattr(self, self.kind)
+            if (fault := section.fault()) is not None:
+                return str(fault)
+            if _is_loopback(f"//{self.host}") and not getattr(section, "endpoint_url", None):
+                return f"cluster.host = {self.host} cannot be reached from {self.kind}; give this host's address"
         if self.kind == "existing":
             if self.address is None:
                 return "cluster.kind = existing needs cluster.address, e.g. tls://10.0.0.1:8786"
