@@ -29,6 +29,8 @@ COMMAND_S = 60.0
 """A short command on another host, with its connection."""
 SSH_FAILED = 255
 """Exit code of `ssh` itself; all others are the remote command's."""
+REACHED = "reached"
+"""What a host writes into a worker's log before it starts the worker."""
 OPTIONS = (
     "-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_S}", "-o", "ServerAliveInterval=5",
     "-o", "ServerAliveCountMax=3", "-o", "ControlMaster=no", "-o", "ControlPath=none",  # each connection ends alone
@@ -68,6 +70,8 @@ class SshProcess(LocalProcess):
     async def ended(self) -> None:
         """The connection is cut, which ends the worker; one that hangs is looked for on its host."""
         await super().ended()
+        if REACHED not in self.log.read_text(errors="replace"):
+            return  # nothing was started
         try:
             await self.launcher.sweep_tag(self.host, self.tag)
         except LaunchFailed as error:
@@ -144,7 +148,7 @@ class SshLauncher:
         if not self.free:
             line = order.arguments(tls="-" if order.tls else None)
             command = shlex.join(["env", *words, self._python, "-m", MODULE, *line])
-            return f"cd {shlex.quote(self._directory)} && exec {command}"
+            return f"cd {shlex.quote(self._directory)} && echo {REACHED} && exec {command}"
         line = order.arguments("nobody", tls="env" if order.tls else None)
         command = shlex.join(["env", *words, "setsid", "nohup", self._python, "-m", MODULE, *line])
         log = f"$HOME/.cache/pearl/{order.cluster}/{order.slot}.{order.life}.log"

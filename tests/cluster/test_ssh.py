@@ -118,6 +118,17 @@ async def test_a_host_that_does_not_know_the_key_is_refused_with_the_reason(serv
         await launcher.left("c")
 
 
+async def test_nothing_is_left_on_a_host_that_was_never_reached(server: Sshd, tmp_path: Path) -> None:
+    launcher = SshLauncher(config(server, hosts=("nobody", "here")), tmp_path, width=2)
+    process = await launcher.start(WorkerOrder("c", "w-0", 1, "preemptible", "tcp://127.0.0.1:1", option="nobody"))
+    await process.wait()
+    failed = process.failed()
+    assert isinstance(failed, LaunchFailed) and failed.cause is Cause.UNREACHABLE
+    process.end()
+    await process.ended()  # nobody has to say so
+    assert launcher.room("nobody")
+
+
 async def test_a_python_that_is_not_there_is_named_before_anything_starts(server: Sshd, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="there is no /nowhere/python"):
         await SshLauncher(config(server, python="/nowhere/python"), tmp_path, width=2).check()
