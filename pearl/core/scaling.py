@@ -102,14 +102,15 @@ class Scaling:
 
     def _step_s(self, profile: Profile, slots: int) -> float:
         elastic, training_s = self.elastic, self.training.value
+        share = elastic.policy.batch / elastic.policy.load(profile)  # of a batch in what is predicted
         zones = Counter(w.info.zone for w in self.fleet.workers.values())
         workers = zones[Zone.RESERVED] + slots
-        alone_s = elastic.policy.predicted_s(profile, workers, None)
+        alone_s = share * elastic.policy.predicted_s(profile, workers, None)
         step_s = max(alone_s, training_s)
         if elastic.settings.intra_scale is Borrowing.NEVER or not zones[Zone.OVERLAP] or alone_s <= training_s:
             return step_s
         left = 1.0 - training_s / alone_s
-        full_s = elastic.policy.predicted_s(profile, workers + zones[Zone.OVERLAP], None)
+        full_s = share * elastic.policy.predicted_s(profile, workers + zones[Zone.OVERLAP], None)
         toggle_s = elastic.toggle.borrowing.value + elastic.toggle.returning.value
         return min(step_s, training_s + left * full_s + toggle_s)
 
