@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import socket
+import stat
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -137,7 +138,7 @@ def slurm(folder: Path) -> Iterator[Path]:
     (folder / "slurm.conf").write_text(SLURM_CONF.format(host=host, folder=folder, ports=ports, node=NODE))
     for node in (0, 1):
         for device in (0, 1):
-            os.mknod(folder / f"gpu{node}{device}", 0o600)
+            os.mknod(folder / f"gpu{node}{device}", stat.S_IFCHR | 0o600, os.makedev(1, 3))  # as /dev/null
     (folder / "gres.conf").write_text("".join(f"NodeName=n{n} Name=gpu File={folder}/gpu{n}[0-1]\n" for n in (0, 1)))
     key = folder / "munge.key"
     key.write_bytes(os.urandom(1024))
