@@ -130,7 +130,10 @@ async def test_a_slot_that_cannot_serve_is_named_with_the_reason(
         assert failed.cause is Cause.CONFIGURATION and failed.reason == f"a-1 cannot serve: it runs other code: {said}"
 
 
-async def test_when_the_scheduler_is_lost_the_driver_is_told_and_the_workers_end(started: HandStarted) -> None:
+async def test_when_the_scheduler_is_lost_the_driver_is_told_and_the_workers_end(
+    started: HandStarted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pearl.cluster.membership.RESYNC_S", 1.0)
     started.worker("a-0")
     async with Driver(started) as driver:
         await driver.adapter.request(Zone.PREEMPTIBLE, 1, CPU)
@@ -139,7 +142,8 @@ async def test_when_the_scheduler_is_lost_the_driver_is_told_and_the_workers_end
         started.processes["scheduler"].kill()
         worker = started.processes["a-0"]
         await asyncio.to_thread(worker.wait, EVENT_S)
-        assert "connection" in await asyncio.wait_for(driver.lost.get(), EVENT_S)
+        assert await asyncio.wait_for(driver.lost.get(), EVENT_S)
+        assert driver.lost.empty(), "once"
 
 
 async def test_an_address_that_does_not_answer_or_is_of_another_cluster_is_refused(
