@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pearl.cluster.launcher import LaunchFailed, WorkerOrder
-from pearl.cluster.machines import CLUSTER, SLOT, Machine, MachineLauncher, machine_name, pairs, tags
+from pearl.cluster.machines import CLUSTER, SLOT, Machine, MachineLauncher, machine_name, pairs, start_script, tags
 from pearl.config.clouds import Ec2Config
 from pearl.core.requests import Cause
 from pearl.errors import UserError
@@ -23,7 +23,7 @@ TOKEN_CHARACTERS = 64
 
 
 class Ec2Launcher(MachineLauncher):
-    name, notices = "EC2", "ec2"
+    name = "EC2"
     causes = (
         (Cause.QUOTA, "VcpuLimitExceeded|LimitExceeded|MaxSpotInstanceCountExceeded"),
         (Cause.CAPACITY, "Insufficient|SpotMaxPriceTooLow|SpotInstanceTermination|max-price"),
@@ -39,7 +39,7 @@ class Ec2Launcher(MachineLauncher):
     def __init__(self, config: Ec2Config, width: int, *, free: bool = False) -> None:
         self.config = config
         self._choices = pairs(config.instance_types, config.places)
-        super().__init__(config, tuple(self._choices), width, free=free)
+        super().__init__(tuple(self._choices), width, free=free)
         self._gpus: dict[str, int] = {}
         self._account: Account | None = None
 
@@ -72,7 +72,7 @@ class Ec2Launcher(MachineLauncher):
                     "Name a type with as many as engine.tensor_parallel.",
                 )
 
-    async def create(self, order: WorkerOrder, script: str) -> Machine:
+    async def create(self, order: WorkerOrder) -> Machine:
         from pearl.cluster.ec2_instance import SpotInstance
 
         kind, place = self._choices[order.option]
@@ -80,6 +80,7 @@ class Ec2Launcher(MachineLauncher):
             raise LaunchFailed(f"{kind} has no GPU", Cause.CONFIGURATION)
         labels = {"Name": machine_name(order), **tags(order, self.config)}
         token = machine_name(order)[-TOKEN_CHARACTERS:]
+        script = start_script(order, self.config, "ec2", free=self.free)
         machine = SpotInstance(self._of_account(), kind, place, token, labels, script)
         async with self._asking():
             await machine.create_vm()

@@ -83,7 +83,7 @@ class SpotInstance(EC2Instance):
     async def configure_vm(self, _: Any) -> tuple[str | None, None]:
         return self.instance.get("PrivateIpAddress"), None
 
-    def request(self, params: dict[str, Any], **_: Any) -> dict[str, Any]:
+    def request(self, params: dict[str, Any], **context: Any) -> dict[str, Any]:
         """That of EC2Instance, with what it does not know, and without what nobody said."""
         config = self.account.config
         params |= {"ClientToken": self.token, "MetadataOptions": {"HttpTokens": "required"}, "DryRun": self.dry}

@@ -112,24 +112,22 @@ class MachineProcess:
 
     def how(self, otherwise: str) -> str:
         state = otherwise if self.machine.alive else f"{self.machine.state} {self.machine.reason}".strip()
-        log = "its log is on it, in /var/log/cloud-init-output.log or the journal"
-        return f"{self.launcher.name} machine {self.machine.id} ({self.order.option}): {state}; {log}"
+        return f"{self.launcher.name} machine {self.machine.id} ({self.order.option}): {state}; {self.launcher.log}"
 
 
 class MachineLauncher(ABC):
-    """A Launcher of machines. A subclass says how one provider makes, lists and deletes them."""
+    """A Launcher of machines (or of pods). A subclass says how one provider makes, lists and deletes them."""
 
     name: str
     """Of the provider."""
-    notices: Literal["ec2", "gcp", "azure"]
-    """Whose metadata service says that a machine will be taken away."""
+    log = "its log is on it, in /var/log/cloud-init-output.log or the journal"
     causes: Sequence[tuple[Cause, str]]
     """By what the provider says (a regular expression)."""
     rest_s = FIRST_S
 
-    def __init__(self, config: MachinesConfig, options: Sequence[str], width: int, *, free: bool) -> None:
+    def __init__(self, options: Sequence[str], width: int, *, free: bool) -> None:
         """`width`: GPUs of a slot; `free`: workers belong to no driver, and end with the scheduler alone."""
-        self.machines, self.options, self.width, self.free = config, options, width, free
+        self.options, self.width, self.free = options, width, free
         self.look_s = LOOK_S
         self._looking = asyncio.Lock()
         self._looked_at_s = float("-inf")
@@ -140,8 +138,8 @@ class MachineLauncher(ABC):
         """As a Launcher's."""
 
     @abstractmethod
-    async def create(self, order: WorkerOrder, script: str) -> Machine:
-        """Ask for a machine that runs `script` as root when it has booted. Raises LaunchFailed."""
+    async def create(self, order: WorkerOrder) -> Machine:
+        """Ask for a machine that starts the worker. Raises LaunchFailed."""
 
     @abstractmethod
     async def find(self, cluster: str) -> list[Machine]:
@@ -155,8 +153,7 @@ class MachineLauncher(ABC):
         return True
 
     async def start(self, order: WorkerOrder) -> MachineProcess:
-        script = start_script(self._with_notices(order), self.machines, free=self.free)
-        creation = asyncio.ensure_future(self.create(order, script))
+        creation = asyncio.ensure_future(self.create(order))
         try:
             machine = await asyncio.shield(creation)
         except asyncio.CancelledError:  # the request is on its way: what it brings is given back
@@ -190,12 +187,6 @@ class MachineLauncher(ABC):
         machines = await self.find(cluster)
         return [machine for machine in machines if machine.there and slot in (None, machine.slot)]
 
-    def _with_notices(self, order: WorkerOrder) -> WorkerOrder:
-        """The machine asks its own cloud, unless the configuration says otherwise."""
-        if order.notices.source != "none":
-            return order
-        return replace(order, notices=order.notices.model_copy(update={"source": self.notices}))
-
 
 def pairs(kinds: Sequence[str], places: Sequence[str]) -> dict[str, tuple[str, str]]:
     """Options in the order of preference, by name: (kind of machine, place); a place is "" where there is no choice."""
@@ -211,9 +202,16 @@ def tags(order: WorkerOrder, config: MachinesConfig) -> dict[str, str]:
     return {**config.labels, CLUSTER: order.cluster, SLOT: order.slot, LIFE: str(order.life)}
 
 
-def start_script(order: WorkerOrder, config: MachinesConfig, *, free: bool) -> str:
-    """What the machine runs as root. Who can read it can act as this one worker for the machine's lifetime: it holds a
-    certificate of its own that ends then, and neither the authority's key nor a client's, nor any key of the cloud."""
+def start_script(
+    order: WorkerOrder, config: MachinesConfig, cloud: Literal["ec2", "gcp", "azure"], *, free: bool
+) -> str:
+    """What the machine runs as root; it asks its `cloud` for notices, unless the order says otherwise.
+
+    Who can read it can act as this one worker for the machine's lifetime: it holds a certificate of its own that ends
+    then, and neither the authority's key nor a client's, nor any key of the cloud.
+    """
+    if order.notices.source == "none":
+        order = replace(order, notices=order.notices.model_copy(update={"source": cloud}))
     variables = {**order.environment, TAG: order.tag, "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(order.gpus)))}
     line = order.arguments("nobody" if free else "scheduler", tls="env" if order.tls else None)
     command = [config.python, "-m", MODULE, *line]

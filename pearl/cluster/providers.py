@@ -13,6 +13,7 @@ from pearl.cluster.certificates import Certificates, is_loopback
 from pearl.cluster.cluster import Cluster
 from pearl.cluster.ec2 import Ec2Launcher
 from pearl.cluster.existing import ExistingAdapter, ExistingCluster, probe
+from pearl.cluster.kubernetes import KubernetesLauncher
 from pearl.cluster.launcher import Launcher
 from pearl.cluster.launching import LaunchingAdapter
 from pearl.cluster.local import LocalCluster
@@ -70,6 +71,8 @@ def make_launcher(config: ClusterConfig, logs: Path, width: int, *, free: bool =
             return SlurmLauncher(config.slurm, logs, free=free)
         case "ec2":
             return Ec2Launcher(config.ec2, width, free=free)
+        case "kubernetes":
+            return KubernetesLauncher(config.kubernetes, width, free=free)
     return None
 
 

@@ -175,6 +175,8 @@ class KubernetesConfig(Section):
     """Names of secrets with which the image is pulled."""
     labels: dict[str, str] = Field({})
     """More labels of each pod."""
+    lifetime_s: float = Field(86400.0, ge=SHORTEST_S)
+    """A pod gets notice after this time, whatever happens, and its certificate is worth nothing soon after."""
     pending_s: float = Field(600.0, gt=0)
     """Seconds that a pod may wait for a node and its image before its request failed."""
     context: str | None = None

@@ -278,8 +278,8 @@ def test_a_start_script_holds_one_short_lived_certificate_and_no_key_of_ours(
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     tls = Certificates.make(tmp_path / "tls")
-    wanted = order(tls=tls, environment={"A": "b c"}, notices=NoticesConfig(source="ec2"))
-    script = start_script(wanted, Ec2Config(setup=("mount /data",), lifetime_s=7200), free=False)
+    wanted = order(tls=tls, environment={"A": "b c"})
+    script = start_script(wanted, Ec2Config(setup=("mount /data",), lifetime_s=7200), "ec2", free=False)
     held_nothing_secret(script, tls.directory)
     lines = script.splitlines()
     assert lines[0] == "#!/bin/sh" and lines[-1] == "shutdown -h now" and "export A='b c'" in lines
@@ -289,6 +289,6 @@ def test_a_start_script_holds_one_short_lived_certificate_and_no_key_of_ours(
     assert '"source":"ec2"' in run and "--owner scheduler" in run and "--tls env" in run
     assert len(base64.b64encode(script.encode())) < 16384, "the most that EC2 takes"
 
-    boxed = start_script(wanted, Ec2Config(container="pearl:1"), free=True).splitlines()[-2]
+    boxed = start_script(wanted, Ec2Config(container="pearl:1"), "ec2", free=True).splitlines()[-2]
     assert "docker run --rm --net=host" in boxed and "--gpus=all" in boxed and "-e PEARL_TLS " in boxed
     assert "--owner nobody" in boxed and "PRIVATE KEY" not in boxed
