@@ -44,6 +44,9 @@ def test_borrowed_gpus_make_preemptible_ones_worth_less() -> None:
     assert asked["elastic-borrow"] < asked["elastic"]
 
 
+SHORT = {"hours": 0.2}
+
+
 class Seen:
     def __init__(self) -> None:
         self.entries: list[tuple[float, ev.Event | ev.Instruction]] = []
@@ -57,7 +60,7 @@ class Seen:
 
 def scaled(**changes: object) -> tuple[dict, Seen]:
     seen = Seen()
-    scenario = Scenario(hours=0.5, autoscale="tokens_per_usd", **changes)  # type: ignore[arg-type]
+    scenario = Scenario(**SHORT, autoscale="tokens_per_usd", **changes)  # type: ignore[arg-type]
     summary, _ = simulate(scenario, [seen], validate=True)
     assert summary["trajectories_lost"] == 0
     return summary, seen
@@ -65,7 +68,7 @@ def scaled(**changes: object) -> tuple[dict, Seen]:
 
 def test_slots_that_cost_nothing_are_all_taken() -> None:
     summary, seen = scaled(preemptible_usd_per_gpu_hour=0.0)
-    everything, _ = simulate(Scenario(hours=0.5))
+    everything, _ = simulate(Scenario(**SHORT))  # type: ignore[arg-type]
     assert summary["preemptible_gpu_s"] == everything["preemptible_gpu_s"]
     assert summary["steps"] == everything["steps"]
     assert seen.of(ev.RequestSlots)[0].slots == 6
