@@ -142,10 +142,8 @@ class SlurmLauncher:
         return SlurmJob(self, order.slot, number, self.logs / f"{name}-{number}.out")
 
     def script(self, order: WorkerOrder) -> str:
-        header = job_header(
-            self.config, job_name(order.cluster, order.slot), order.option, order.gpus, order.threads, self.logs,
-            requeue=self.free,
-        )  # fmt: skip
+        name = job_name(order.cluster, order.slot)
+        header = job_header(self.config, name, order.option, order.gpus, order.threads, self.logs)
         tls = str(self._certificates(order.tls)) if order.tls else None
         echo_s = max(ECHO_S, order.notices.sigterm_echo_s)
         order = replace(order, notices=order.notices.model_copy(update={"sigterm_echo_s": echo_s}))
@@ -191,15 +189,13 @@ def job_name(cluster: str, slot: str) -> str:
     return f"pearl-{cluster}-{slot}"
 
 
-def job_header(
-    config: SlurmConfig, name: str, partition: str, gpus: int, threads: int, logs: Path, *, requeue: bool = False
-) -> str:
+def job_header(config: SlurmConfig, name: str, partition: str, gpus: int, threads: int, logs: Path) -> str:
     """The `#SBATCH` lines. Raises UserError if dask-jobqueue is not installed."""
     try:
         from dask_jobqueue.slurm import SLURMJob
     except ImportError:
         raise UserError("cluster.kind = slurm needs dask-jobqueue", "pip install 'pearl-rl[slurm]'") from None
-    more = [f"--signal=TERM@{config.notice_s}", "--requeue" if requeue else "--no-requeue", "--open-mode=append"]
+    more = [f"--signal=TERM@{config.notice_s}", "--no-requeue", "--open-mode=append"]
     more += [f"--output={logs}/%x-%j.out"]  # of both outputs
     more += [f"--gres={config.gres}:{gpus}"] if gpus else []
     job = SLURMJob(

@@ -93,11 +93,21 @@ class StandingCluster:
         return await self.status()
 
     async def scale(self, slots: int, start_s: float, grace_s: float) -> dict[str, Any]:
-        """Have `slots` workers; those of a driver get a notice and have `grace_s` to leave. Returns `status`."""
+        """Have `slots` workers, those that are gone anew; what a driver uses gets a notice of `grace_s` before it ends.
+
+        Returns `status`. Raises UserError or RunFailed.
+        """
         state = self._read()
         with self._alone():
             state = self._read()
             launcher, tls = self._launcher(state), Certificates(self.directory / "tls")
+            try:
+                here = {e["identity"]["slot"] for e in (await self._members(state))["events"] if e["kind"] == "joined"}
+            except (OSError, TimeoutError) as error:
+                said = f"the scheduler does not answer ({error})"
+                raise UserError(said, "Take the cluster down, and start it anew.") from None
+            for name in sorted(set(state.slots) - here):
+                await self._drop(state, launcher, name, "it is gone")
             if len(state.slots) < slots:
                 await self._grow(state, launcher, tls, slots, start_s)
             surplus = sorted(state.slots, key=lambda name: -state.slots[name])[: max(0, len(state.slots) - slots)]

@@ -126,7 +126,7 @@ def test_a_script_starts_a_step_and_holds_no_secret(tmp_path: Path) -> None:
     keys = [path.read_text().splitlines()[1] for path in tls.directory.glob("*.key")]
     assert not any(key in script for key in keys)
     free = SlurmLauncher(config, tmp_path / "logs", free=True).script(replace(order, gpus=0))
-    assert "--requeue" in free and "--incarnation" not in free and "export CUDA_VISIBLE_DEVICES=''" in free
+    assert "--no-requeue" in free and "--incarnation" not in free and "export CUDA_VISIBLE_DEVICES=''" in free
 
 
 def test_what_sbatch_says_is_a_cause() -> None:
