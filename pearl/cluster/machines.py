@@ -64,6 +64,7 @@ class MachineProcess:
     def __init__(self, launcher: MachineLauncher, order: WorkerOrder, machine: Machine) -> None:
         self.launcher, self.order, self.machine = launcher, order, machine
         self._seen = False
+        """One that is not in the provider's list is gone."""
         self._ending: asyncio.Future[None] | None = None
 
     def terminate(self) -> None:
@@ -94,7 +95,7 @@ class MachineProcess:
             except LaunchFailed:
                 machines = {}
             else:
-                self._seen |= self.machine.id in machines
+                self._seen |= self.machine.id in machines or (self._ending is not None and self._ending.done())
                 if self._seen or waited_s > UNSEEN_S:
                     gone = replace(self.machine, state="gone", alive=False, there=False)
                     self.machine = machines.get(self.machine.id, gone)

@@ -8,11 +8,13 @@ from pathlib import Path
 from distributed.utils import get_ip
 
 from pearl.cluster.adapter import ClusterAdapter, OnEvent
+from pearl.cluster.azure import AzureLauncher
 from pearl.cluster.binding import Binding
 from pearl.cluster.certificates import Certificates, is_loopback
 from pearl.cluster.cluster import Cluster
 from pearl.cluster.ec2 import Ec2Launcher
 from pearl.cluster.existing import ExistingAdapter, ExistingCluster, probe
+from pearl.cluster.gcp import GcpLauncher
 from pearl.cluster.kubernetes import KubernetesLauncher
 from pearl.cluster.launcher import Launcher
 from pearl.cluster.launching import LaunchingAdapter
@@ -71,6 +73,10 @@ def make_launcher(config: ClusterConfig, logs: Path, width: int, *, free: bool =
             return SlurmLauncher(config.slurm, logs, free=free)
         case "ec2":
             return Ec2Launcher(config.ec2, width, free=free)
+        case "gcp":
+            return GcpLauncher(config.gcp, width, free=free)
+        case "azure":
+            return AzureLauncher(config.azure, width, free=free)
         case "kubernetes":
             return KubernetesLauncher(config.kubernetes, width, free=free)
     return None

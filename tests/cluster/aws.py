@@ -109,8 +109,9 @@ class Aws:
         return [i for i, instance in self.instances().items() if instance["State"]["Name"] in ("pending", "running")]
 
     def user_data(self, instance: str) -> str:
+        """Empty if it has none."""
         found = self.client().describe_instance_attribute(InstanceId=instance, Attribute="userData")
-        return base64.b64decode(found["UserData"]["Value"]).decode()
+        return base64.b64decode(found["UserData"].get("Value", "")).decode()
 
     def security_group(self) -> str:
         vpc = self.client().describe_vpcs()["Vpcs"][0]["VpcId"]
@@ -202,15 +203,16 @@ class BootAgent:
             for name, instance in self.cloud.instances().items():
                 state, machine = instance["State"]["Name"], self.machines.get(name)
                 if state == "running" and machine is None:
-                    self.machines[name] = self._boot(name)
+                    if script := self.cloud.user_data(name):
+                        self.machines[name] = self._boot(name, script)
                 elif state == "running" and machine is not None and machine.poll() is not None:
                     self.cloud.client().terminate_instances(InstanceIds=[name])  # as its shutdown behaviour says
                 elif state in ("shutting-down", "terminated") and machine is not None:
                     _power_off(machine)
 
-    def _boot(self, instance: str) -> subprocess.Popen[bytes]:
+    def _boot(self, instance: str, user_data: str) -> subprocess.Popen[bytes]:
         script = self.folder / f"{instance}.sh"
-        script.write_text(self.cloud.user_data(instance))
+        script.write_text(user_data)
         script.chmod(0o700)
         own = {"PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}", "PEARL_HOST": instance}
         with (self.folder / f"{instance}.log").open("wb") as output:

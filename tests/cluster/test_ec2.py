@@ -122,8 +122,7 @@ async def test_machines_become_slots_get_notice_from_their_metadata_service_and_
     stranger = strangers["Instances"][0]["InstanceId"]
     cloud.asked.clear()
     cloud.refused[TYPES[0]] = "InsufficientInstanceCapacity"
-    with BootAgent(cloud, tmp_path / "machines") as agent:
-        agent.machines[stranger] = None  # type: ignore[assignment]  # not ours to boot, nor to end
+    with BootAgent(cloud, tmp_path / "machines"):
         await setup.adapter.request(Zone.PREEMPTIBLE, 1, ONE_GPU)
         failed = await setup.event(RequestFailed)
         assert (failed.cause, failed.option, failed.again_s) == (Cause.CAPACITY, TYPES[0], 0)
@@ -142,7 +141,6 @@ async def test_machines_become_slots_get_notice_from_their_metadata_service_and_
         assert await setup.event(SlotLost) == SlotLost(joined.slot.name, 1, "given back")
         assert cloud.alive() == [stranger] and await setup.launcher.left(setup.cluster.id) == []
         assert cloud.instances()[machine]["InstanceLifecycle"] == "spot"
-        del agent.machines[stranger]
 
 
 @pytest.mark.slow
