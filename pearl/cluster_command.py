@@ -87,6 +87,26 @@ def down(directory: Directory = DEFAULT, json: Json = False) -> None:
     console.print("nothing is left")
 
 
+@app.command()
+def manifests(
+    run: Annotated[Path, typer.Argument(help="A run's YAML file: its section `cluster.kubernetes`.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="key.sub=value, any number of them.")] = None,
+    name: Annotated[str, typer.Option(help="Of the cluster; its certificates are the secret NAME-tls.")] = "pearl",
+    slots: Annotated[int | None, typer.Option(min=0, help="Workers; elastic.preemptible_slots if not given.")] = None,
+) -> None:
+    """Print what dask-kubernetes' operator needs for a cluster that outlives a run; start nothing."""
+    import yaml
+
+    from pearl.cluster.pods import standing_manifests
+    from pearl.config.load import load_config
+
+    config = load_config(run, overrides or [])
+    count = config.elastic.preemptible_slots if slots is None else slots
+    gpus = 0 if config.engine.device == "cpu" else config.engine.tensor_parallel
+    made = json_module.loads(json_module.dumps(standing_manifests(config.cluster.kubernetes, name, count, gpus)))
+    print(yaml.safe_dump_all(made, sort_keys=False), end="")  # without the references that shared parts would become
+
+
 def _has_gpu() -> bool:
     import torch
 

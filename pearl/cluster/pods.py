@@ -29,8 +29,12 @@ def pod_spec(
     gpus: int,
     pool: Mapping[str, str],
     secret: str | None,
+    role: str = "worker",
 ) -> dict[str, Any]:
-    """That of the package for a worker, with our command, devices, notice and secret. `module` and its arguments."""
+    """That of the package for a worker, with our command, devices, notice, and of the secret what `role` needs.
+
+    `module`: what Python runs, with its arguments.
+    """
     limits = {"cpu": config.cpu, "memory": config.memory} | ({config.gpu_resource: str(gpus)} if gpus else {})
     made: dict[str, Any] = package().make_worker_spec(image=config.image, n_workers=1, resources={}, env={})["spec"]
     [container] = made["containers"]
@@ -56,7 +60,8 @@ def pod_spec(
     }
     if secret is not None:
         container["volumeMounts"].append({"name": "tls", "mountPath": TLS_FOLDER, "readOnly": True})
-        made["volumes"].append({"name": "tls", "secret": {"secretName": secret, "defaultMode": 0o400}})
+        own = [{"key": file, "path": file} for file in tls_files(role)]
+        made["volumes"].append({"name": "tls", "secret": {"secretName": secret, "defaultMode": 0o400, "items": own}})
     if config.service_account:
         made["serviceAccountName"] = config.service_account
     if config.pull_secrets:
@@ -78,7 +83,7 @@ def standing_manifests(config: KubernetesConfig, name: str, slots: int, gpus: in
     cluster["spec"]["worker"]["spec"] = pod_spec(
         config, [*worker, "--notices", notices], {}, gpus, config.node_pools[0], secret
     )
-    alone = pod_spec(config.model_copy(update={"cpu": "1", "memory": "4Gi"}), [], {}, 0, {}, secret)
+    alone = pod_spec(config.model_copy(update={"cpu": "1", "memory": "4Gi"}), [], {}, 0, {}, secret, "scheduler")
     [own], [theirs] = alone["containers"], cluster["spec"]["scheduler"]["spec"]["containers"]
     listens = ["pearl.cluster.scheduler", "--host", "0.0.0.0", "--port", str(PORT), *tls]
     probe = {"tcpSocket": {"port": "tcp-comm"}, "periodSeconds": 10}  # its pages know no TLS, and stay on loopback
@@ -110,12 +115,15 @@ def labels(order: WorkerOrder, config: KubernetesConfig) -> dict[str, str]:
     return {**config.labels, CLUSTER: order.cluster, SLOT: order.slot, LIFE: str(order.life)}
 
 
+def tls_files(role: str) -> list[str]:
+    return [CA, CERTIFICATE.format(role=role), KEY.format(role=role)]
+
+
 def tls_secret(tls: Certificates, name: str, labels: Mapping[str, str], lifetime_s: float) -> dict[str, Any]:
     """With a worker's certificate made for that pod, which is worth nothing after its lifetime."""
     with tempfile.TemporaryDirectory(prefix="pearl-tls-") as folder:
         tls.issue("worker", Path(folder), lifetime_s + LATE_S)
-        files = [CA, CERTIFICATE.format(role="worker"), KEY.format(role="worker")]
-        data = {file: base64.b64encode((Path(folder) / file).read_bytes()).decode() for file in files}
+        data = {file: base64.b64encode((Path(folder) / file).read_bytes()).decode() for file in tls_files("worker")}
     metadata = {"name": name, "labels": dict(labels)}
     return {"apiVersion": "v1", "kind": "Secret", "type": "Opaque", "metadata": metadata, "data": data}
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from typer.testing import CliRunner
 
 from pearl.cluster.adapter import RequestFailed, SlotShape
 from pearl.cluster.binding import Binding
@@ -17,6 +19,7 @@ from pearl.cluster.certificates import Certificates
 from pearl.cluster.launcher import LaunchFailed, WorkerOrder
 from pearl.cluster.launching import LaunchingAdapter
 from pearl.cluster.local import LocalCluster
+from pearl.cluster_command import app
 from pearl.config.clouds import KubernetesConfig
 from pearl.core.events.base import Event
 from pearl.core.events.elastic import SlotJoined, SlotLost, SlotNotice
@@ -89,7 +92,18 @@ def test_the_operators_manifests_are_valid_and_bring_free_workers_that_wait_for_
     assert "--scheduler tls://pearl-scheduler.rl.svc:8786 --slot $(DASK_WORKER_NAME) --owner nobody" in command
     scheduler = cluster["scheduler"]["spec"]["containers"][0]
     assert "pearl.cluster.scheduler" in scheduler["command"] and "nvidia.com/gpu" not in str(scheduler["resources"])
+    [own] = [each["secret"]["items"] for each in cluster["scheduler"]["spec"]["volumes"] if "secret" in each]
+    assert [each["key"] for each in own] == ["ca.pem", "scheduler.pem", "scheduler.key"]
     assert scheduler["livenessProbe"] == {"tcpSocket": {"port": "tcp-comm"}, "periodSeconds": 10}
+
+
+def test_the_operators_manifests_are_printed_for_kubectl() -> None:
+    run = str(ROOT / "examples" / "kubernetes.yaml")
+    printed = CliRunner().invoke(app, ["manifests", run, "--name", "gpus", "--slots", "3"])
+    assert printed.exit_code == 0 and "&id" not in printed.output, printed.output
+    cluster, group = yaml.safe_load_all(printed.output)
+    assert (cluster["metadata"]["name"], cluster["spec"]["worker"]["replicas"]) == ("gpus", 3)
+    assert faults("DaskCluster", cluster) == [] and faults("DaskWorkerGroup", group) == []
 
 
 async def test_what_kubernetes_says_against_a_request_is_its_reason(kube: Kube, tmp_path: Path) -> None:
