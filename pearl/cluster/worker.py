@@ -80,6 +80,8 @@ class Seat:
     host: str
     notices: NoticesConfig
     free: bool
+    join_s: float | None
+    """It ends if the scheduler has not taken it within this time; None waits."""
     security: Security | None
     secret: str | None = field(default=None, repr=False)
     """Certificate and key that came through the environment, for the next life; children do not inherit it."""
@@ -108,6 +110,7 @@ async def serve(seat: Seat) -> bool:
         dashboard_address="127.0.0.1:0",  # health and metrics know no TLS
         dashboard=False,
         startup_information={IDENTITY: who},
+        death_timeout=seat.join_s,
     )
 
     def renew(always: bool, anew: bool) -> None:
@@ -155,6 +158,7 @@ def main() -> None:
     parser.add_argument("--host", help="own address to listen at; by default the one that reaches the scheduler")
     parser.add_argument("--tls", help=f"folder of ca.pem, worker.pem, worker.key; - is standard input, env {TLS}")
     parser.add_argument("--notices", default="{}", help="the section cluster.notices, as JSON")
+    parser.add_argument("--join-s", type=float, help="end if the scheduler cannot be reached for so long at the start")
     parser.add_argument("--owner", default="nobody", choices=OWNERS, help="what the worker ends with; see above")
     args = parser.parse_args()
     try:
@@ -171,10 +175,11 @@ def main() -> None:
     host = args.host or get_ip(urllib.parse.urlsplit(args.scheduler).hostname)
     code = 0
     try:
-        seat = Seat(args.scheduler, args.slot, life, args.zone, host, notices, args.owner == "nobody", security, secret)
+        free = args.owner == "nobody"
+        seat = Seat(args.scheduler, args.slot, life, args.zone, host, notices, free, args.join_s, security, secret)
         asyncio.run(serve(seat))
     except (RuntimeError, OSError) as error:  # Dask's wrapper; what the scheduler said is inside
-        print(f"the worker did not join: {error.__cause__ or error}", file=sys.stderr)
+        print(f"the worker did not join: {str(error.__cause__ or '') or error}", file=sys.stderr)
         code = 1
     sys.stdout.flush()
     os._exit(code)  # threads of an engine client or of torch must not hold a finished worker

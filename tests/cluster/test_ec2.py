@@ -285,6 +285,7 @@ def test_a_start_script_holds_one_short_lived_certificate_and_no_key_of_ours(
     [run] = [line for line in lines if "pearl.cluster.worker" in line]
     assert run.startswith("cd /opt/pearl && timeout --signal=TERM --kill-after=90 7200 /opt/pearl/.venv/bin/python -m")
     assert '"source":"ec2"' in run and "--owner scheduler" in run and "--tls env" in run
+    assert "--join-s" in run, "nobody pays for a machine that cannot reach the scheduler"
     assert len(base64.b64encode(script.encode())) < 16384, "the most that EC2 takes"
 
     boxed = start_script(wanted, Ec2Config(container="pearl:1"), "ec2", free=True).splitlines()[-2]
