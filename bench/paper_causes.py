@@ -159,18 +159,26 @@ def theta(world: World, seeds: int) -> dict[str, Any]:
 
 
 def length(world: World, seeds: int) -> dict[str, Any]:
-    """PEARL's throughput at the greatest limit of tokens over the least, per cent, Qwen3-8B on 8 GPUs."""
+    """By the limit of tokens, Qwen3-8B on 8 GPUs, per cent: PEARL's throughput over that at the least limit, and over
+    RLBoost+'s."""
     found: dict[str, Any] = {}
     for name in (
         "as fitted", "environment of 0.3 s a turn", "a third of the trainer's utilisation",
         "responses four times as long", "observations a quarter as long, responses four times",
     ):  # fmt: skip
-        rates = []
-        for tokens in (p.LENGTHS[0], p.LENGTHS[-1]):
-            testbed = CHANGES[name](Plan(world).fixed("pearl-paper", p.SMALL, 8, max_tokens=tokens))
-            rates.append(fmean(RunJob(one, 2).play()["throughput"] for one in seeded(testbed, seeds)))
-        found[name] = round(100 * (rates[1] / rates[0] - 1), 1)
-        print(f"length, {name}: {found[name]:+.1f} %", flush=True)
+        rates: dict[tuple[str, int], float] = {}
+        for policy in ("rlboost+", "pearl-paper"):
+            for tokens in (8192, 16_384, 32_768):
+                testbed = CHANGES[name](Plan(world).fixed(policy, p.SMALL, 8, max_tokens=tokens))
+                rates[policy, tokens] = fmean(RunJob(one, 2).play()["throughput"] for one in seeded(testbed, seeds))
+        for tokens in (8192, 16_384, 32_768):
+            ours, theirs = rates["pearl-paper", tokens], rates["rlboost+", tokens]
+            row = {
+                "over_8192": 100 * (ours / rates["pearl-paper", 8192] - 1),
+                "over_rlboost": 100 * (ours / theirs - 1),
+            }
+            found.setdefault(name, {})[str(tokens)] = {what: round(value, 1) for what, value in row.items()}
+        print(f"length, {name}: {found[name]}", flush=True)
     return found
 
 
