@@ -27,6 +27,7 @@ from typing import Any
 
 import psutil
 
+from pearl.cluster.local_adapter import LocalAdapter
 from pearl.core import events as ev
 from pearl.core.gpus import Owner
 from pearl.core.state import Awaited, WorkerSlot
@@ -114,7 +115,9 @@ class Killer:
             if isinstance(entry, ev.SlotLost) and any(
                 k.what == "notice" and k.slot == entry.worker for k in self.killed
             ):
-                asyncio.get_running_loop().call_soon(self.driver.slots.adapter.offer, entry.worker)
+                adapter = self.driver.slots.adapter
+                assert isinstance(adapter, LocalAdapter), "the killer plays the cloud on this machine"
+                asyncio.get_running_loop().call_soon(adapter.offer, entry.worker)
         over = [kill for kill in self.killed if kill.over(entry)]
         for kill in over:
             self.killed.remove(kill)
