@@ -91,6 +91,11 @@ class Cluster(ABC):
             what = f"the scheduler at {self.contact} runs other code: {'; '.join(differences)}"
             raise UserError(what.replace("worker has", "it has"), "Start it anew from the same code.")
 
+    @property
+    def connected(self) -> bool:
+        """False once the connection to the scheduler broke and could not be made again."""
+        return bool(self.client.status in ("running", "connecting"))
+
     def watch(self, on_event: Callable[[MemberEvent], None]) -> None:
         """Call `on_event` at every membership event from now on."""
         if on_event not in self._watchers:
@@ -219,9 +224,10 @@ class Cluster(ABC):
             worker.process.terminate()
 
     async def leaving(self, slot: str, reason: str, detail: str) -> None:
-        """Tell the scheduler why the slot's worker is about to go."""
+        """Tell the scheduler, if it is there, why the slot's worker is about to go."""
         if (worker := self.workers.get(slot)) and worker.address:
-            await self.client.scheduler.pearl_leaving(address=worker.address, reason=reason, detail=detail)
+            with contextlib.suppress(OSError):
+                await self.client.scheduler.pearl_leaving(address=worker.address, reason=reason, detail=detail)
 
     async def kill(self, slot: str, incarnation: int | None = None) -> None:
         """End the slot's process and all that it started, now; nothing if there is none (or only a later life).

@@ -320,7 +320,10 @@ class Driver:
         """An executor that raises is a fault of ours: the run must not go on as if it had answered."""
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()):
-            self.post(ev.TrainerFailed(f"internal fault: {error!r}"))
+            if self.cluster.connected:
+                self.post(ev.TrainerFailed(f"internal fault: {error!r}"))
+            else:
+                self._scheduler_lost(str(error))
 
     async def close(self, *, finish_writing: bool) -> None:
         """End all processes within `deadlines.shutdown_s`, by force where they do not end by themselves.
