@@ -75,6 +75,10 @@ class Aws:
     """RunInstances with that instance type ("*" is any) gets that error."""
     asked: list[dict[str, str]] = field(default_factory=list)
     """RunInstances that came, as they were on the wire; not the dry ones."""
+    came: threading.Event = field(default_factory=threading.Event)
+    """One has come."""
+    answers: threading.Event = field(default_factory=threading.Event)
+    """They wait for it."""
     _client: Any = None
 
     def client(self) -> Any:
@@ -95,6 +99,8 @@ class Aws:
             self._tell_moto(what, body)
         self.refused.clear()
         self.asked.clear()
+        self.came.clear()
+        self.answers.set()
 
     def require_keys(self) -> None:
         """From now on only known keys are taken."""
@@ -139,6 +145,8 @@ def aws(folder: Path) -> Iterator[Aws]:
                 said = dict(urllib.parse.parse_qsl(body.decode()))
                 if said.get("Action") == "RunInstances" and said.get("DryRun") != "true":
                     cloud.asked.append(said)
+                    cloud.came.set()
+                    cloud.answers.wait(30)
                     code = cloud.refused.get(said.get("InstanceType", ""), cloud.refused.get("*"))
                     if code:
                         status, message = REFUSALS[code]
@@ -163,6 +171,7 @@ def aws(folder: Path) -> Iterator[Aws]:
         door.daemon_threads = True
         threading.Thread(target=door.serve_forever, daemon=True).start()
         cloud.url = f"http://127.0.0.1:{door.server_port}"
+        cloud.answers.set()
         yield cloud
     finally:
         if door is not None:

@@ -199,6 +199,20 @@ async def test_what_ec2_says_against_a_request_is_its_reason(cloud: Aws) -> None
         await launcher.check()
 
 
+async def test_a_machine_whose_request_was_withdrawn_meanwhile_is_given_back(cloud: Aws) -> None:
+    launcher = Ec2Launcher(config(cloud), width=1)
+    cloud.answers.clear()
+    request = asyncio.create_task(launcher.start(order()))
+    assert await asyncio.to_thread(cloud.came.wait, EVENT_S)
+    request.cancel()
+    await asyncio.sleep(0)
+    assert not request.done()
+    cloud.answers.set()
+    with pytest.raises(asyncio.CancelledError):
+        await request
+    assert len(cloud.instances()) == 1 and cloud.alive() == []
+
+
 async def test_the_request_says_what_the_configuration_says(cloud: Aws) -> None:
     subnet = cloud.client().describe_subnets()["Subnets"][0]["SubnetId"]
     full = config(
