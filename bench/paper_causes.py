@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean
@@ -27,6 +27,7 @@ from pearl.paper.plan import Plan
 from pearl.paper.testbed import Testbed
 from pearl.paper.world import World, load_world
 from pearl.sim.engine import EngineOptions
+from pearl.sim.workload import Lognormal, Workload
 
 Change = Callable[[Testbed], Testbed]
 
@@ -55,8 +56,13 @@ CHANGES: dict[str, Change] = {
     "no T_over": in_world(turn_overhead_s=0.0),
     "a third of the trainer's utilisation": times(training_utilisation=1 / 3),
     "responses four times as long": times(response_tokens=4.0),
-    "observations a quarter as long, responses four times": times(observation_tokens=0.25, response_tokens=4.0),
+    "sandboxes that start and score at once": lambda t: as_kind(t, QuickSandboxes),
+    "the same, and a third of the trainer's utilisation": lambda t: as_kind(
+        times(training_utilisation=1 / 3)(t), QuickSandboxes
+    ),
     "every turn asks for its prefix": in_world(affinity=1.0),
+    "no T_over, and every turn asks for its prefix": in_world(turn_overhead_s=0.0, affinity=1.0),
+    "both, and half the KV memory": lambda t: replace(in_world(turn_overhead_s=0.0, affinity=1.0)(t), kv_share=0.5),
     "half the KV memory": lambda t: replace(t, kv_share=0.5),
     "a quarter of the KV memory": lambda t: replace(t, kv_share=0.25),
     "a quarter of the KV memory, no T_over": lambda t: replace(in_world(turn_overhead_s=0.0)(t), kv_share=0.25),
@@ -68,6 +74,10 @@ PAIRS = (
     "as fitted", "environment of 1 s a turn", "no T_over", "every turn asks for its prefix", "half the KV memory",
     "a quarter of the KV memory", "a quarter of the KV memory, no T_over", "decode workers drop their KV between turns",
 )  # fmt: skip
+
+
+def as_kind(testbed: Testbed, kind: type[Testbed]) -> Testbed:
+    return kind(**{field.name: getattr(testbed, field.name) for field in fields(testbed)})
 
 
 def makespan(testbed: Testbed, layout: str, seeds: int) -> float:
@@ -130,11 +140,20 @@ def choices(world: World) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
+class QuickSandboxes(Testbed):
+    """Trajectories consist of their turns alone."""
+
+    def make_workload(self) -> Workload:
+        assert self.world is not None
+        return replace(self.world.workload(self.seed), open_s=Lognormal(0.1), score_s=Lognormal(0.1))
+
+
+@dataclass(frozen=True, slots=True)
 class OwnPolicy(Testbed):
     """Of a policy that is known here alone."""
 
     def check(self) -> None:
-        assert self.policy in COMPARED
+        assert self.policy in (*COMPARED, "roll")
 
 
 def theta(world: World, seeds: int) -> dict[str, Any]:
@@ -143,18 +162,12 @@ def theta(world: World, seeds: int) -> dict[str, Any]:
     stages = ("forced-pd", "forced-pd-borrow", "forced-pd-gated")
     for name in stages:
         COMPARED[f"{name}, θ = 0"] = replace(COMPARED[name], model=ClosedForm(bubble=False))
+    policies = (*stages, *(f"{name}, θ = 0" for name in stages))
     for model in p.MODELS:
         for gpus in p.ABLATION_GPUS:
-            rates = {}
-            for policy in ("roll", *stages, *(f"{name}, θ = 0" for name in stages)):
-                testbed = Plan(world).fixed("roll", model, gpus)
-                if policy != "roll":
-                    own = {field.name: getattr(testbed, field.name) for field in fields(testbed)}
-                    testbed = OwnPolicy(**{**own, "policy": policy})
-                rates[policy] = fmean(RunJob(one, 2).play()["throughput"] for one in seeded(testbed, seeds))
-            row = {policy: round(100 * (rate / rates["roll"] - 1), 1) for policy, rate in rates.items()}
-            found[f"{model}, {gpus} GPUs"] = row
-            print(f"{model}, {gpus} GPUs: {row}", flush=True)
+            testbed = as_kind(Plan(world).fixed("roll", model, gpus), OwnPolicy)
+            found[f"{model}, {gpus} GPUs"] = over_roll(testbed, policies, seeds)
+            print(f"{model}, {gpus} GPUs: {found[f'{model}, {gpus} GPUs']}", flush=True)
     return found
 
 
@@ -164,7 +177,8 @@ def length(world: World, seeds: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in (
         "as fitted", "environment of 0.3 s a turn", "a third of the trainer's utilisation",
-        "responses four times as long", "observations a quarter as long, responses four times",
+        "responses four times as long", "a quarter of the KV memory", "sandboxes that start and score at once",
+        "the same, and a third of the trainer's utilisation",
     ):  # fmt: skip
         rates: dict[tuple[str, int], float] = {}
         for policy in ("rlboost+", "pearl-paper"):
@@ -207,20 +221,36 @@ def mean_context(world: World) -> float:
     return world.turns / 2 * (world.observation_tokens + world.response_tokens)
 
 
-def fixed_gpus(world: World, seeds: int) -> dict[str, Any]:
-    """Pairs against colocated workers in whole runs, per cent: at the ratio of the source's equations, one to one, and
-    with borrowing at the drain-aware model's."""
+def over_roll(testbed: Testbed, policies: Sequence[str], seeds: int) -> dict[str, float]:
+    """Per cent over ROLL in whole runs."""
+    rates = {
+        policy: fmean(RunJob(one, 2).play()["throughput"] for one in seeded(replace(testbed, policy=policy), seeds))
+        for policy in ("roll", *policies)
+    }
+    return {policy: round(100 * (rates[policy] / rates["roll"] - 1), 1) for policy in policies}
+
+
+def four_gpus(world: World, seeds: int) -> dict[str, Any]:
+    """One prefill and one decode worker against two colocated ones."""
     found: dict[str, Any] = {}
-    for name in ("as fitted", "no T_over", "every turn asks for its prefix", "half the KV memory"):
+    for name in (
+        "as fitted", "no T_over", "every turn asks for its prefix", "half the KV memory",
+        "no T_over, and every turn asks for its prefix", "both, and half the KV memory",
+    ):  # fmt: skip
         for model in p.MODELS:
-            for gpus in (4, 8):
-                rates = {}
-                for policy in ("roll", "forced-pd", "fixed-pd", "borrow", "pearl-pd", "pearl"):
-                    testbed = CHANGES[name](Plan(world).fixed(policy, model, gpus))
-                    rates[policy] = fmean(RunJob(one, 2).play()["throughput"] for one in seeded(testbed, seeds))
-                row = {policy: round(100 * (rate / rates["roll"] - 1), 1) for policy, rate in rates.items()}
-                found.setdefault(name, {})[f"{model}, {gpus} GPUs"] = row
-                print(f"{name}, {model}, {gpus} GPUs: {row}", flush=True)
+            row = over_roll(CHANGES[name](Plan(world).fixed("roll", model, 4)), ("forced-pd",), seeds)
+            found.setdefault(name, {})[model] = row["forced-pd"]
+        print(f"4 GPUs, {name}: {found[name]}", flush=True)
+    return found
+
+
+def eight_gpus(world: World, seeds: int) -> dict[str, Any]:
+    """Pairs at the ratio of the source's equations, one to one, and with borrowing at the drain-aware model's."""
+    found = {}
+    for model in p.MODELS:
+        policies = ("forced-pd", "fixed-pd", "borrow", "pearl-pd", "pearl")
+        found[model] = over_roll(Plan(world).fixed("roll", model, 8), policies, seeds)
+        print(f"8 GPUs, {model}: {found[model]}", flush=True)
     return found
 
 
@@ -237,7 +267,8 @@ def main() -> None:
         "choices": lambda: choices(world),
         "again": lambda: again(world),
         "theta": lambda: theta(world, seeds),
-        "fixed_gpus": lambda: fixed_gpus(world, seeds),
+        "four_gpus": lambda: four_gpus(world, seeds),
+        "eight_gpus": lambda: eight_gpus(world, seeds),
         "length": lambda: length(world, seeds),
     }
     if arguments.only not in (None, *parts):
