@@ -13,6 +13,7 @@ from pearl.cluster.machines import (
     SLOT,
     Machine,
     MachineLauncher,
+    answered,
     machine_name,
     pairs,
     start_script,
@@ -135,7 +136,7 @@ class AzureLauncher(MachineLauncher):
                 self._clients = self.clients()
             return question(*self._clients)
 
-        return await self._saying(asyncio.to_thread(asked))
+        return await self._saying(answered("Azure", asyncio.to_thread(asked)))
 
     async def _saying(self, asked: Any) -> Any:
         """What Azure (or the way to it) says against a request becomes LaunchFailed."""

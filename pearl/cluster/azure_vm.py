@@ -14,6 +14,7 @@ from typing import Any
 
 from dask_cloudprovider.azure.azurevm import AzureVM
 
+from pearl.cluster.machines import answered
 from pearl.config.clouds import AzureConfig
 
 DELETE = "Delete"
@@ -73,7 +74,7 @@ class SpotVM(AzureVM):
         """Its progress is ours to report."""
 
     async def call_async(self, f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return await asyncio.to_thread(f, *args, **kwargs)
+        return await answered("Azure", asyncio.to_thread(f, *args, **kwargs))
 
     def _amend_machine(self, request: dict[str, Any]) -> None:
         request["storage_profile"]["os_disk"]["delete_option"] = DELETE

@@ -19,6 +19,7 @@ from pearl.cluster.machines import (
     SLOT,
     Machine,
     MachineLauncher,
+    answered,
     machine_name,
     pairs,
     start_script,
@@ -158,9 +159,9 @@ class GcpLauncher(MachineLauncher):
 
         try:
             if self._compute is None:
-                self._compute = await asyncio.to_thread(self._client)
+                self._compute = await answered("GCP", asyncio.to_thread(self._client))
             request = getattr(getattr(self._compute, kind)(), method)(project=self.config.project, **what)
-            answer: dict[str, Any] = await asyncio.to_thread(request.execute)
+            answer: dict[str, Any] = await answered("GCP", asyncio.to_thread(request.execute))
             return answer
         except (Error, HttpLib2Error, GoogleAuthError, OSError) as error:
             said = f"{type(error).__name__}: {error}"

@@ -13,10 +13,10 @@ import re
 import shlex
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pearl.cluster.certificates import Certificates
 from pearl.cluster.errors import ActorTimeout
@@ -27,6 +27,8 @@ from pearl.core.requests import FIRST_S, Cause
 
 LOOK_S = 5.0
 """Between two looks at a cluster's machines, of which there is one for all of them."""
+ANSWER_S = 600.0
+"""A provider's library has done what it was asked for, or said why not, within this time; some wait for a machine."""
 GONE_S = 180.0
 """A machine that is to end has begun to within this time."""
 UNSEEN_S = 60.0
@@ -189,6 +191,14 @@ class MachineLauncher(ABC):
     async def _there(self, cluster: str, slot: str | None) -> list[Machine]:
         machines = await self.find(cluster)
         return [machine for machine in machines if machine.there and slot in (None, machine.slot)]
+
+
+async def answered(provider: str, asked: Awaitable[Any]) -> Any:
+    """What the provider's library says. Raises LaunchFailed if it says nothing."""
+    try:
+        return await asyncio.wait_for(asked, ANSWER_S)
+    except TimeoutError:
+        raise LaunchFailed(f"{provider} did not answer within {ANSWER_S:g} s", Cause.UNREACHABLE) from None
 
 
 def pairs(kinds: Sequence[str], places: Sequence[str]) -> dict[str, tuple[str, str]]:

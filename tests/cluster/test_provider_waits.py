@@ -6,16 +6,17 @@ import asyncio
 import json
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pearl.cluster import existing, slurm, ssh, standing
+from pearl.cluster import existing, machines, slurm, ssh, standing
 from pearl.cluster.errors import ActorTimeout
 from pearl.cluster.existing import ExistingCluster, FreeProcess, probe
-from pearl.cluster.launcher import LaunchFailed
+from pearl.cluster.launcher import LaunchFailed, WorkerOrder
+from pearl.cluster.machines import Machine, MachineLauncher
 from pearl.cluster.slurm import SlurmJob, SlurmLauncher
 from pearl.cluster.ssh import SshLauncher
 from pearl.cluster.standing import StandingCluster, State
@@ -181,3 +182,38 @@ async def test_two_commands_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     (tmp_path / standing.STATE).write_text(json.dumps({"id": "c", "config": {}, "width": 0, "threads": 1}))
     with cluster._alone(), pytest.raises(UserError, match="another process holds the lock"):
         await within(cluster.down())
+
+
+class Stubborn(MachineLauncher):
+    """Its one machine runs for ever."""
+
+    name, causes = "cloud", ()
+
+    async def check(self) -> None: ...
+
+    async def create(self, order: WorkerOrder) -> Machine:
+        return Machine("m-1", order.slot, "running", alive=True, there=True)
+
+    async def find(self, cluster: str) -> list[Machine]:
+        return [Machine("m-1", "a-0", "running", alive=True, there=True)]
+
+    async def delete(self, machines: Sequence[Machine]) -> None: ...
+
+
+async def test_a_machine_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machines, "GONE_S", LIMIT_S)
+    launcher = Stubborn(["small"], 1, free=False)
+    launcher.look_s = 0.01
+    process = await launcher.start(WorkerOrder("c", "a-0", 1, "preemptible", "tls://10.0.0.1:1"))
+    process.end()
+    with pytest.raises(ActorTimeout, match="m-1 of a-0 is still running"):
+        await within(process.ended())
+    await within(launcher.sweep("c"))
+    assert await launcher.left("c") == ["machine m-1 (a-0): running"]
+
+
+async def test_a_cloud_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machines, "ANSWER_S", LIMIT_S)
+    with pytest.raises(LaunchFailed, match="GCP did not answer") as caught:
+        await within(machines.answered("GCP", asyncio.Event().wait()))
+    assert caught.value.cause is Cause.UNREACHABLE

@@ -49,6 +49,7 @@ WAITS, PROCESSES, DRIVER, COMPONENTS = (
 SNAPSHOTS = "cluster/test_snapshots.py"
 PROVIDERS = "cluster/test_provider_waits.py"
 STANDING = Test(PROVIDERS, "test_workers_of_a_standing_cluster_that_never_join_or_leave")
+MACHINE = Test(PROVIDERS, "test_a_machine_that_does_not_end")
 RECEIVER = Test(SNAPSHOTS, "test_a_receiver_that_is_there_and_does_nothing_is_left")
 SANDBOXES = "live/test_blocked_environments.py"
 CALL = "pearl/live/actors.py:Actors.call"
@@ -106,7 +107,15 @@ TABLE: dict[str, Row] = {
     "pearl/cluster/slurm.py:SlurmJob.wait": Test(PROVIDERS, "test_a_job_that_waits_for_too_long_is_withdrawn"),
     "pearl/cluster/slurm.py:SlurmLauncher.sweep": Test(PROVIDERS, "test_a_job_that_does_not_leave_the_queue"),
     "pearl/cluster/slurm.py:run": Test(PROVIDERS, "test_slurm_commands_that_never_end"),
-    "pearl/cluster/ssh.py:SshLauncher._run": Test(PROVIDERS, "test_ssh_that_never_ends"),
+    "pearl/cluster/ssh.py:SshLauncher.run": Test(PROVIDERS, "test_ssh_that_never_ends"),
+    "pearl/cluster/machines.py:answered": Test(PROVIDERS, "test_a_cloud_that_never_answers"),
+    "pearl/cluster/gcp.py:GcpLauncher._ask": Within("pearl/cluster/machines.py:answered"),
+    "pearl/cluster/azure.py:AzureLauncher._ask": Within("pearl/cluster/machines.py:answered"),
+    "pearl/cluster/azure_vm.py:SpotVM.call_async": Within("pearl/cluster/machines.py:answered"),
+    "pearl/cluster/machines.py:MachineProcess.ended": MACHINE,
+    "pearl/cluster/machines.py:MachineProcess.wait": Within("pearl/cluster/machines.py:MachineProcess.ended"),
+    "pearl/cluster/machines.py:MachineLauncher.sweep": MACHINE,
+    "pearl/cluster/machines.py:MachineLauncher.look": Within("pearl/cluster/machines.py:MachineProcess.ended"),
     "pearl/cluster/standing.py:StandingCluster.down": ForEver("it kills, and gives up after GONE_S"),
     "pearl/cluster/standing.py:StandingCluster._start_scheduler": Test(
         PROVIDERS, "test_a_scheduler_of_a_standing_cluster_that_never_listens"
@@ -205,6 +214,7 @@ TABLE: dict[str, Row] = {
     "envs/swebench/grade.py:grade_changes": STEP,
     "envs/swebench/trial.py:run_tests": STEP,
     "envs/swebench/validate.py:validate": Within("envs/swebench/tools.py:Tools._wait"),
+    "envs/swebench/validate.py:_proved": ForEver("it turns the source of tests round, once"),
     "envs/swebench/interpreters.py:_prefix": Test(SANDBOXES, "test_an_interpreter_that_says_nothing"),
     "envs/swebench/play.py:grade_patch": Within("envs/swebench/tools.py:Tools._wait"),
     "envs/swebench/play.py:play_by_hand.answer": ForEver("a person types"),
