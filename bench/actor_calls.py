@@ -243,8 +243,9 @@ async def play(python: str, rounds: int) -> dict[str, Any]:
                         sides[side].append(found)
             ray.close()
         finally:
-            for size in MEGABYTES:
-                shutil.rmtree(root.with_name(f"{root.name}-{size}"), ignore_errors=True)
+            for folder_of in (root.name, f"pearl-copy-*{root.name}"):  # the snapshots, and the other host's copies
+                for left in root.parent.glob(f"{folder_of}-*"):
+                    shutil.rmtree(left, ignore_errors=True)
     rows = {}
     for name, first in sides["pearl"][0].items():
         unit = next(iter(first))
