@@ -75,6 +75,7 @@ class Cluster(ABC):
         self.workers: dict[str, Life] = {}
         self.on_scheduler_lost: Callable[[str], None] = lambda reason: None
         self._watchers: list[Callable[[MemberEvent], None]] = []
+        self._telling: set[asyncio.Task[None]] = set()
         self._stack = contextlib.AsyncExitStack()
 
     @abstractmethod
@@ -146,10 +147,17 @@ class Cluster(ABC):
             self.lost.mark(event.address, f"{event.reason}: {event.detail}")
             if worker is not None and current:
                 self._end(worker)  # a stopped or cut-off process must not come back
+                telling = asyncio.ensure_future(self._tell(worker, event.detail))
+                self._telling.add(telling)
+                telling.add_done_callback(self._telling.discard)
                 event = replace(event, detail=f"{event.detail}; {worker.process.how('gone')}")
-                self.on_left(worker.slot, worker.incarnation, event.detail)
         for watcher in self._watchers:
             watcher(event)
+
+    async def _tell(self, worker: Life, detail: str) -> None:
+        """That it left, and how its process ended: a connection breaks some milliseconds before that is known."""
+        cause = await self.cause_of_death(worker.slot, worker.incarnation)
+        self.on_left(worker.slot, worker.incarnation, f"{detail}; {cause or worker.process.how('gone')}")
 
     async def start_worker(
         self,

@@ -120,6 +120,7 @@ def namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         for where, device, address in (([], name, f"{net}.1"), (["-n", name], "eth0", f"{net}.2")):
             ip(*where, "addr", "add", f"{address}/30", "dev", device)
             ip(*where, "link", "set", device, "up")
+        ip("-n", name, "link", "set", "lo", "up")
         monkeypatch.setattr(local, "HOST", f"{net}.1")
         monkeypatch.setattr(sys, "executable", str(inside))
         yield name
