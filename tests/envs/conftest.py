@@ -1,6 +1,7 @@
+import asyncio
 import os
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -118,3 +119,10 @@ def processes_with(text: str) -> list[int]:
             except OSError:
                 continue
     return found
+
+
+async def until(condition: Callable[[], object], limit_s: float = 20.0) -> None:
+    """Poll what only the kernel knows: which processes there are."""
+    async with asyncio.timeout(limit_s):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)

@@ -17,10 +17,9 @@ from envs.swebench.grade import grade_changes
 from pearl.config.environment import SandboxConfig
 from pearl.config.swebench import SwebenchConfig
 from pearl.errors import UserError
-from tests.envs.conftest import left_by, processes_with
+from tests.envs.conftest import left_by, processes_with, until
 from tests.envs.swebench.conftest import RIGHT, RUNNER, TESTS, WRONG, record
 from tests.envs.test_limits import FORK
-from tests.envs.test_sandbox import until
 
 OWNER = """
 import asyncio, sys

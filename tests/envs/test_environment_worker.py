@@ -19,8 +19,7 @@ from envs.errors import InfrastructureError
 from pearl.config.environment import EnvironmentConfig, SandboxConfig
 from pearl.errors import UserError
 from pearl.models import resolve_model
-from tests.envs.conftest import processes_with
-from tests.envs.test_sandbox import until
+from tests.envs.conftest import processes_with, until
 
 
 def config(directory: Path, **changes: Any) -> dict[str, Any]:

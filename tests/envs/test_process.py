@@ -13,8 +13,7 @@ from envs.swebench.builder import BuiltTask
 from envs.swebench.grade import grade_changes
 from pearl.config.environment import SandboxConfig
 from pearl.errors import UserError
-from tests.envs.conftest import processes_with
-from tests.envs.test_sandbox import until
+from tests.envs.conftest import processes_with, until
 
 UNSAFE = SandboxConfig(backend="process", unsafe=True, memory_mb=1024, cpu_s=1, disk_mb=2, output_chars=200)
 OWNER = """

@@ -14,8 +14,7 @@ from envs.sandbox.protocol import Entry
 from envs.sandbox.remote import RemoteBackend
 from pearl.config.environment import SandboxConfig
 from pearl.errors import UserError
-from tests.envs.conftest import processes_with
-from tests.envs.test_sandbox import until
+from tests.envs.conftest import processes_with, until
 
 pytest.importorskip("swerex", reason="swe-rex is not installed")
 TOKEN = "token"

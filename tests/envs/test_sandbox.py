@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ from envs.sandbox.protocol import Entry, SandboxBackend
 from envs.sandbox.user import Interpreter, SandboxUser, find_interpreter
 from pearl.config.environment import SandboxConfig
 from pearl.errors import UserError
-from tests.envs.conftest import processes_with
+from tests.envs.conftest import processes_with, until
 
 OWNER = """
 import asyncio, sys
@@ -37,13 +36,6 @@ async def main():
 
 asyncio.run(main())
 """
-
-
-async def until(condition: Callable[[], object], limit_s: float = 20.0) -> None:
-    """Poll what only the kernel knows: which processes there are."""
-    async with asyncio.timeout(limit_s):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 async def test_the_probe_runs_a_sandbox(sandboxes: SandboxBackend) -> None:

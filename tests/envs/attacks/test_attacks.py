@@ -21,7 +21,7 @@ from envs.swebench.grade import grade_changes
 from tests.envs.attacks.cheat import MARK, SECRET, SENTINEL, Cheat
 from tests.envs.attacks.escapes import ESCAPES
 from tests.envs.attacks.grading import PLAIN, PYTEST
-from tests.envs.conftest import processes_with
+from tests.envs.conftest import processes_with, until
 from tests.envs.swebench.conftest import RIGHT
 
 GOLD = {"src/sums.py": Entry("file", RIGHT.encode())}
@@ -97,7 +97,7 @@ async def attack(cheat: Cheat, built: BuiltTask, backend: SandboxBackend, host: 
         variables = "; ".join(f"{key}={value}" for key, value in {**host, "PYTHON": "python"}.items())
         result = await sandbox.exec(f"{variables}\n{cheat.command}", timeout_s=COMMAND_S)
         check_end(cheat, result)
-        assert processes_with(MARK) == []
+        await until(lambda: not processes_with(MARK))  # the kernel ends them with their namespace, at its leisure
     try:
         changes = await sandbox.diff()
     except SandboxOverLimit:
