@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -115,6 +115,21 @@ class LocalLauncher:
 
     async def sweep(self, cluster: str, slot: str | None = None) -> None:
         await asyncio.to_thread(reap, tag_prefix(cluster, slot))
+
+
+async def said_by(*line: str, timeout_s: float, env: Mapping[str, str] | None = None) -> tuple[int | None, str]:
+    """Exit code and all that a command said; no code if it was killed at its deadline."""
+    process = await asyncio.create_subprocess_exec(
+        *line, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+        env=env,
+    )  # fmt: skip
+    try:
+        output, _ = await asyncio.wait_for(process.communicate(), timeout_s)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        return None, f"timed out after {timeout_s:g} s"
+    return process.returncode, output.decode(errors="replace").strip()
 
 
 def last_words(log: Path) -> str:

@@ -20,7 +20,7 @@ from pathlib import Path
 from pearl.cluster.certificates import Certificates
 from pearl.cluster.errors import ActorTimeout
 from pearl.cluster.launcher import MODULE, LaunchFailed, WorkerOrder
-from pearl.cluster.processes import last_words
+from pearl.cluster.processes import last_words, said_by
 from pearl.cluster.reap import TAG
 from pearl.config.cluster import SlurmConfig
 from pearl.core.requests import FIRST_S, Cause
@@ -208,14 +208,5 @@ def job_header(config: SlurmConfig, name: str, partition: str, gpus: int, thread
 
 async def run(*line: str, tag: str = "") -> tuple[int, str]:
     """Exit code and all that it said."""
-    process = await asyncio.create_subprocess_exec(
-        *line, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-        env={**os.environ, TAG: tag} if tag else None,
-    )  # fmt: skip
-    try:
-        output, _ = await asyncio.wait_for(process.communicate(), COMMAND_S)
-    except TimeoutError:
-        process.kill()
-        await process.wait()
-        return -1, f"{line[0]} timed out after {COMMAND_S:g} s"
-    return process.returncode or 0, output.decode(errors="replace").strip()
+    code, said = await said_by(*line, timeout_s=COMMAND_S, env={**os.environ, TAG: tag} if tag else None)
+    return (-1, f"{line[0]} {said}") if code is None else (code, said)

@@ -18,7 +18,7 @@ from typing import Any
 
 from pearl.cluster.errors import ActorTimeout
 from pearl.cluster.launcher import MODULE, LaunchFailed, WorkerOrder, tag_prefix
-from pearl.cluster.processes import LocalProcess, last_words
+from pearl.cluster.processes import LocalProcess, last_words, said_by
 from pearl.cluster.reap import LOOKED, TAG
 from pearl.config.cluster import SshConfig
 from pearl.core.requests import FIRST_S, Cause
@@ -97,7 +97,8 @@ class SshLauncher:
         self.rest_s = FIRST_S
         self.options: Sequence[str] = config.hosts
         self.capacity = len(config.devices) // width if config.devices else config.slots_per_host
-        self._taken: dict[str, dict[int, LocalProcess]] = {host: {} for host in config.hosts}
+        self._taken: dict[str, dict[int, LocalProcess | None]] = {host: {} for host in config.hosts}
+        """None: its process is about to be started."""
         self._ssh = ["ssh", *OPTIONS, *config.options]
         self._python = config.python or sys.executable
         self._directory = config.directory or str(Path.cwd())
@@ -128,12 +129,17 @@ class SshLauncher:
         devices = self.config.devices[place * self.width : (place + 1) * self.width]
         variables = {**order.environment, TAG: order.tag, "CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))}
         log = self.logs / f"{order.slot}.{order.life}.log"
-        with log.open("wb") as output:
-            process = await asyncio.create_subprocess_exec(
-                *self._ssh, host, self._remote(order, variables),
-                stdin=asyncio.subprocess.PIPE, stdout=output, stderr=output, start_new_session=True,
-                env={**os.environ, TAG: order.tag},
-            )  # fmt: skip
+        self._taken[host][place] = None  # others may ask before it has started
+        try:
+            with log.open("wb") as output:
+                process = await asyncio.create_subprocess_exec(
+                    *self._ssh, host, self._remote(order, variables),
+                    stdin=asyncio.subprocess.PIPE, stdout=output, stderr=output, start_new_session=True,
+                    env={**os.environ, TAG: order.tag},
+                )  # fmt: skip
+        except BaseException:
+            del self._taken[host][place]
+            raise
         started = SshProcess(self, host, order, process, log)
         self._taken[host][place] = started
         if order.tls is not None and process.stdin is not None:
@@ -186,21 +192,12 @@ class SshLauncher:
 
     async def run(self, host: str, command: str) -> tuple[int, str]:
         """Exit code and what was printed; `SSH_FAILED` if the host does not answer."""
-        process = await asyncio.create_subprocess_exec(
-            *self._ssh, host, command,
-            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-        )  # fmt: skip
-        try:
-            output, _ = await asyncio.wait_for(process.communicate(), COMMAND_S)
-        except TimeoutError:
-            process.kill()
-            await process.wait()
-            return SSH_FAILED, f"timed out after {COMMAND_S:g} s"
-        return process.returncode or 0, " ".join(output.decode(errors="replace").split("\r\n")).strip()
+        code, said = await said_by(*self._ssh, host, command, timeout_s=COMMAND_S)
+        return SSH_FAILED if code is None else code, " ".join(said.split("\r\n"))
 
     def _place(self, host: str) -> int | None:
         """The first place of the host that nobody has."""
         taken = self._taken[host]
-        for place in [place for place, process in taken.items() if process.returncode is not None]:
+        for place in [place for place, process in taken.items() if process and process.returncode is not None]:
             del taken[place]
         return next((place for place in range(self.capacity) if place not in taken), None)
