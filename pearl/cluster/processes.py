@@ -72,7 +72,10 @@ class LocalProcess:
     def how(self, otherwise: str) -> str:
         code = self.process.returncode
         how = otherwise if code is None else f"ended by signal {-code}" if code < 0 else f"exit code {code}"
-        return f"worker process {self.pid}: {how}{last_words(self.log)}"
+        return f"{self.name()}: {how}{last_words(self.log)}"
+
+    def name(self) -> str:
+        return f"worker process {self.pid}"
 
 
 class LocalLauncher:
@@ -138,7 +141,7 @@ def last_words(log: Path) -> str:
         lines = log.read_text(errors="replace").strip().splitlines()[-LOG_TAIL_LINES:]
     except OSError:
         return ""
-    return f"; last lines of {log}:\n  " + "\n  ".join(lines) if lines else ""
+    return f"; its last words are in {log}:\n  " + "\n  ".join(lines) if lines else ""
 
 
 def _bury(processes: list[psutil.Process]) -> list[psutil.Process]:

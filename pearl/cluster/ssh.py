@@ -29,7 +29,7 @@ COMMAND_S = 60.0
 """A short command on another host, with its connection."""
 SSH_FAILED = 255
 """Exit code of `ssh` itself; all others are the remote command's."""
-REACHED = "reached"
+REACHED = "the host is reached"
 """What a host writes into a worker's log before it starts the worker."""
 OPTIONS = (
     "-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_S}", "-o", "ServerAliveInterval=5",
@@ -84,8 +84,8 @@ class SshProcess(LocalProcess):
         what = f"{self.slot} did not start on {self.host}: ssh ended with {self.returncode}"
         return LaunchFailed(what + said, cause_of(said))
 
-    def how(self, otherwise: str) -> str:
-        return f"on {self.host}, by ssh: {super().how(otherwise)}"
+    def name(self) -> str:
+        return f"ssh to {self.host} (process {self.pid})"
 
 
 class SshLauncher:
@@ -154,7 +154,7 @@ class SshLauncher:
         if not self.free:
             line = order.arguments(tls="-" if order.tls else None)
             command = shlex.join(["env", *words, self._python, "-m", MODULE, *line])
-            return f"cd {shlex.quote(self._directory)} && echo {REACHED} && exec {command}"
+            return f"cd {shlex.quote(self._directory)} && echo {shlex.quote(REACHED)} && exec {command}"
         line = order.arguments("nobody", tls="env" if order.tls else None)
         command = shlex.join(["env", *words, "setsid", "nohup", self._python, "-m", MODULE, *line])
         log = f"$HOME/.cache/pearl/{order.cluster}/{order.slot}.{order.life}.log"

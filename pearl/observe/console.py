@@ -17,7 +17,8 @@ from pearl.core.layout import Zone
 from pearl.core.pipeline import Pipeline
 from pearl.core.state import Activity
 from pearl.core.trajectory import Trajectory
-from pearl.observe import elastic, health
+from pearl.observe import health
+from pearl.observe.elastic import Lines, one_line
 
 COLUMNS = (
     ("step", 8), ("reward", 7), ("loss", 11), ("tok/s", 7), ("s/step", 7), ("trainer idle", 13), ("rollout idle", 13),
@@ -36,8 +37,10 @@ class RunConsole:
         self._header = False
         self._stopped: set[tuple[str, int]] = set()
         """Engines that were told to end."""
+        self._going: set[str] = set()
+        """Slots that have notice. Some who give it (Slurm) signal the engine as well."""
         self._warned: set[str] = set()
-        self._elastic = elastic.Lines()
+        self._elastic = Lines()
         if console.is_terminal:
             self.status = console.status("starting")
             self.status.start()
@@ -55,21 +58,25 @@ class RunConsole:
                 self._print(f"engine {entry.worker} ready")
             case ev.StopEngine():
                 self._stopped.add((entry.worker, entry.incarnation))
-            case ev.WorkerLost() if (entry.worker, entry.incarnation) in self._stopped:
+            case ev.WorkerLost() if (entry.worker, entry.incarnation) in self._stopped or entry.worker in self._going:
                 pass  # as it was told to; the operation says why
             case ev.WorkerLost() | ev.EnvironmentWorkerLost():
-                self._print(f"[yellow]{entry.worker} is lost:[/] {_one_line(entry.reason)}")
+                self._print(f"[yellow]{entry.worker} is lost:[/] {one_line(entry.reason)}")
             case ev.TrainerLost():
-                self.trainer_loss = _one_line(entry.reason)  # told with what follows from it: a restart, or the end
+                self.trainer_loss = one_line(entry.reason)  # told with what follows from it: a restart, or the end
             case ev.RestartTrainer():
                 self._print(f"[yellow]the trainer is lost:[/] {self.trainer_loss}")
                 self._print(f"restarting the trainer from step {entry.step}")
             case ev.StartEngine(incarnation=life) if life > 1:
                 self._print(f"restarting {entry.worker} (life {life})")
             case ev.EndSample(outcome=ev.Outcome.FAILED | ev.Outcome.STALE):
-                self._print(f"[yellow]sample {entry.sample} ends as {entry.outcome}:[/] {_one_line(entry.reason)}")
+                self._print(f"[yellow]sample {entry.sample} ends as {entry.outcome}:[/] {one_line(entry.reason)}")
             case _ if text := self._elastic.line(entry):
                 self._print(f"[cyan]elastic[/] {escape(text)}")
+        if isinstance(entry, ev.SlotNotice):
+            self._going.add(entry.worker)
+        elif isinstance(entry, ev.SlotLost):
+            self._going.discard(entry.worker)
         self._update()
 
     def stepped(self, now: float, metrics: dict[str, float], trajectories: list[Trajectory]) -> None:
@@ -121,7 +128,3 @@ class RunConsole:
         if self.status:
             self.status.stop()
             self.status = None
-
-
-def _one_line(text: str) -> str:
-    return text.partition("\n")[0]

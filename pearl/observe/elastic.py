@@ -34,7 +34,7 @@ class Lines:
                 return None if gate.borrow or before is False else f"nothing is borrowed: {gate.reason}"
             case ev.RecordOperation():
                 after = f" after {entry.seconds:.1f} s" if entry.seconds else ""
-                why = f" ({_one_line(entry.reason)})" if entry.reason else ""
+                why = f" ({one_line(entry.reason)})" if entry.reason else ""
                 return f"{entry.kind} {entry.number} {entry.phase}: {', '.join(entry.workers)}{after}{why}"
             case ev.RequestSlots():
                 return f"{entry.slots} preemptible slots are wanted: {entry.scale.reason}"
@@ -43,9 +43,9 @@ class Lines:
             case ev.SlotNotice():
                 return f"{entry.worker} has notice: {entry.seconds_left:.0f} s left"
             case ev.SlotLost():
-                return f"{entry.worker} left: {_one_line(entry.reason)}"
+                return f"{entry.worker} left: {one_line(entry.reason)}"
             case RequestFailed():
-                return f"no slot: {_one_line(entry.reason)}"
+                return f"no slot: {one_line(entry.reason)}"
         return None
 
     def _decision(self, entry: ev.RecordDecision) -> str | None:
@@ -67,8 +67,9 @@ def _change(current: Layout | None, chosen: Layout) -> str:
     return f"{chosen}" if current is None or current == chosen else f"{current} -> {chosen}"
 
 
-def _one_line(text: str) -> str:
-    return text.partition("\n")[0]
+def one_line(text: str) -> str:
+    """The first line of a reason; the last words of a process follow it."""
+    return text.partition("\n")[0].removesuffix(":")
 
 
 class ElasticCounts:
