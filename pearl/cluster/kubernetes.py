@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from pearl.cluster.launcher import MODULE, LaunchFailed, WorkerOrder
-from pearl.cluster.machines import CLUSTER, JOIN_S, SLOT, Machine, MachineLauncher, machine_name
+from pearl.cluster.machines import CLUSTER, SLOT, Machine, MachineLauncher, machine_name
 from pearl.cluster.pods import LAST_S, TLS_FOLDER, labels, package, pod_spec, tls_secret
 from pearl.cluster.reap import TAG
 from pearl.config.clouds import KubernetesConfig
@@ -82,7 +82,6 @@ class KubernetesLauncher(MachineLauncher):
         order = replace(order, notices=order.notices.model_copy(update={"sigterm_grace_s": grace_s}))
         line = order.arguments("nobody" if self.free else "scheduler", tls=TLS_FOLDER if order.tls else None)
         variables = {**order.environment, TAG: order.tag}
-        line += ["--join-s", str(JOIN_S)]
         spec = pod_spec(
             config, [MODULE, *line], variables, order.gpus, self._pools[order.option], name if order.tls else None
         )

@@ -17,6 +17,9 @@ from pearl.config.cluster import NoticesConfig
 from pearl.core.requests import Cause
 
 MODULE = "pearl.cluster.worker"
+JOIN_S = 300
+"""A worker without a lifeline that does not reach its scheduler for so long at its start ends: its job waited longer
+than its driver lived, or the command that asked for it was killed."""
 
 
 class LaunchFailed(ActorLost):
@@ -71,6 +74,7 @@ class WorkerOrder:
             "--notices",
             self.notices.model_dump_json(exclude_defaults=True),
         ]
+        line += [] if owner == "stdin" else ["--join-s", str(JOIN_S)]
         line += ["--host", host] if host else []
         return [*line, "--tls", tls] if tls else line
 

@@ -35,8 +35,6 @@ UNSEEN_S = 60.0
 """A machine that was just started is in the provider's list within this time."""
 LATE_S = 300.0
 """A machine boots and a worker drains within this time: so much longer is its certificate good."""
-JOIN_S = 300
-"""A worker that cannot reach the scheduler gives up after this time, so that nobody pays for it."""
 KILL_S = 60
 """A worker that had its notice at the end of the lifetime is killed then."""
 CLUSTER, SLOT, LIFE = "pearl-cluster", "pearl-slot", "pearl-life"
@@ -227,7 +225,7 @@ def start_script(
         order = replace(order, notices=order.notices.model_copy(update={"source": cloud}))
     variables = {**order.environment, TAG: order.tag, "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(order.gpus)))}
     line = order.arguments("nobody" if free else "scheduler", tls="env" if order.tls else None)
-    command = [config.python, "-m", MODULE, *line, "--join-s", str(JOIN_S)]
+    command = [config.python, "-m", MODULE, *line]
     if order.tls is not None:
         variables["PEARL_TLS"] = short_lived(order.tls, config.lifetime_s + config.boot_s + LATE_S)
     if config.container is not None:

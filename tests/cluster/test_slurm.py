@@ -123,6 +123,7 @@ def test_a_script_starts_a_step_and_holds_no_secret(tmp_path: Path) -> None:
         assert f"#SBATCH {line}" in lines
     assert "module load cuda" in lines and "export A='b c'" in lines
     assert lines[-1].startswith("exec srun --overlap --export=ALL") and "--incarnation 7" in lines[-1]
+    assert "--join-s 300" in lines[-1], "a job that starts after its driver has ended does not wait for it"
     keys = [path.read_text().splitlines()[1] for path in tls.directory.glob("*.key")]
     assert not any(key in script for key in keys)
     free = SlurmLauncher(config, tmp_path / "logs", free=True).script(replace(order, gpus=0))
