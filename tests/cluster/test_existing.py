@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from pearl.core.requests import Cause
 from pearl.errors import UserError
 from tests.cluster.actors import Odd
 from tests.cluster.hand_started import HandStarted
-from tests.cluster.support import ENVIRONMENT, EVENT_S, START_S
+from tests.cluster.support import ENVIRONMENT, EVENT_S, ROOT, START_S
 
 CPU = SlotShape(gpus=0)
 pytestmark = pytest.mark.slow
@@ -60,6 +61,14 @@ class Driver:
         assert isinstance(event, kind), event
         return event
 
+    async def joined(self, count: int) -> dict[str, SlotJoined]:
+        """By name, whatever else is told meanwhile."""
+        found: dict[str, SlotJoined] = {}
+        while len(found) < count:
+            if isinstance(event := await self.event(Event), SlotJoined):
+                found[event.slot.name] = event
+        return found
+
     async def actor(self, slot: str) -> Any:
         return await self.cluster.create_actor(self.cluster.workers[slot], Odd, 30)
 
@@ -87,6 +96,46 @@ async def test_slots_serve_one_driver_after_the_other_each_in_a_fresh_life(start
         assert await (await driver.actor("a-0")).call("pid", timeout_s=30) == pid, "in the same process"
         own = await driver.cluster.start_worker("rollout-0", 1, "reserved", ENVIRONMENT, START_S)
         assert own.incarnation == 1, "the lives of a driver's own slots are counted anew"
+
+
+DRIVER = """
+import asyncio, sys
+from pathlib import Path
+from types import SimpleNamespace
+from tests.cluster.test_existing import CPU, Driver, Zone
+from tests.cluster.support import ENVIRONMENT, START_S
+async def main():
+    address, folder, tls = sys.argv[1:]
+    async with Driver(SimpleNamespace(address=address, folder=Path(folder), tls=Path(tls))) as driver:
+        await driver.adapter.request(Zone.PREEMPTIBLE, 2, CPU)
+        joined = await driver.joined(2)
+        children = [await (await driver.actor(slot)).call("start_hanging_child", timeout_s=30) for slot in joined]
+        own = await driver.cluster.start_worker("rollout-0", 1, "reserved", ENVIRONMENT, START_S)
+        lives = [event.life for _, event in sorted(joined.items())]
+        print(*lives, own.process.pid, *children, flush=True)
+        await asyncio.Event().wait()
+asyncio.run(main())
+"""
+
+
+async def test_workers_of_a_killed_driver_begin_anew_and_serve_the_next_one(started: HandStarted) -> None:
+    pids = {slot: started.worker(slot) for slot in ("a-0", "a-1")}
+    line = [sys.executable, "-c", DRIVER, started.address, str(started.folder), str(started.tls)]
+    pipe = asyncio.subprocess.PIPE
+    killed = await asyncio.create_subprocess_exec(*line, stdout=pipe, cwd=ROOT, env={**os.environ, **ENVIRONMENT})
+    assert killed.stdout is not None
+    *lives, own, one, other = map(int, (await asyncio.wait_for(killed.stdout.readline(), 2 * START_S)).split())
+    others = [psutil.Process(pid) for pid in (own, one, other)]
+    killed.kill()
+    await killed.wait()
+    gone, left = await asyncio.to_thread(psutil.wait_procs, others, EVENT_S)
+    assert len(gone) == 3 and not left, "its own worker, and what ran in theirs"
+    async with Driver(started) as driver:
+        await driver.adapter.request(Zone.PREEMPTIBLE, 2, CPU)
+        joined = await driver.joined(2)
+        assert [joined[slot].life for slot in pids] == [life + 1 for life in lives]
+        for slot, pid in pids.items():
+            assert await (await driver.actor(slot)).call("pid", timeout_s=30) == pid
 
 
 async def test_what_is_asked_for_is_taken_and_what_is_given_back_begins_anew(started: HandStarted) -> None:
