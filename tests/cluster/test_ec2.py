@@ -32,8 +32,8 @@ from pearl.core.requests import Cause
 from pearl.errors import UserError
 from tests.cluster.aws import IMAGE, REFUSALS, Aws, BootAgent, aws
 from tests.cluster.clouds import Cloud, serving
+from tests.cluster.commands import Commands, here, killed_at_every_moment
 from tests.cluster.support import EVENT_S, ROOT, START_S
-from tests.cluster.test_standing import Commands, here
 
 ONE_GPU = SlotShape(gpus=1)
 KEY = "AKIAPEARLTESTKEY0000"
@@ -152,12 +152,22 @@ async def test_a_standing_cluster_of_machines_joins_by_tls_and_down_ends_what_a_
     overrides = [f"cluster.ec2.{key}={getattr(c, key)}" for key in keys]
     overrides += [f"cluster.ec2.{key}={json.dumps(getattr(c, key))}" for key in ("instance_types", "security_groups")]
     commands = Commands(tmp_path, "cluster.kind=ec2", "elastic.preemptible_slots=1", *overrides)
-    with BootAgent(cloud, tmp_path / "machines"):
+    with BootAgent(cloud, tmp_path / "machines"), commands:
         status = await asyncio.to_thread(commands, "up", "--slots", "1")
         assert here(status) == ["slot-0"] and status["address"].startswith("tls://")
         [first] = cloud.alive()
         held_nothing_secret(cloud.user_data(first), commands.directory / "tls")
-        await asyncio.to_thread(commands.killed_when, "scale", "2", seen=lambda state: len(cloud.alive()) == 2)
+        await asyncio.to_thread(commands.leaves_nothing)
+        assert cloud.alive() == []
+        await asyncio.to_thread(killed_at_every_moment, commands, lambda state: cloud.alive())
+
+        cloud.came.clear()
+        cloud.answers.clear()  # killed while EC2 has the request and has not answered
+        assert await asyncio.to_thread(commands.killed_when, "up", seen=lambda state: cloud.came.is_set())
+        cloud.answers.set()
+        async with asyncio.timeout(EVENT_S):
+            while not await asyncio.to_thread(cloud.alive):
+                pass
         await asyncio.to_thread(commands.leaves_nothing)
         assert cloud.alive() == []
 
