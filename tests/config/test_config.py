@@ -6,6 +6,7 @@ import pickle
 from pathlib import Path
 
 import pytest
+import yaml
 
 from pearl.config import RunConfig
 from pearl.config.load import load_config
@@ -71,6 +72,16 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_example_is_valid(example: Path) -> None:
     load_config(example)
+
+
+@pytest.mark.parametrize("kind", ["existing", "ssh", "slurm", "ec2", "gcp", "azure", "kubernetes"])
+def test_the_example_of_a_kind_of_cluster_is_the_elastic_one(kind: str) -> None:
+    own, elastic = (yaml.safe_load((ROOT / "examples" / f"{name}.yaml").read_text()) for name in (kind, "elastic"))
+    assert own["cluster"].pop("rollout_workers") == elastic["cluster"].pop("rollout_workers")
+    for example in (own, elastic):
+        del example["name"], example["cluster"], example["elastic"]["policy"]
+    del elastic["elastic"]["availability"]  # plays a cloud on one machine
+    assert own == elastic
 
 
 def test_the_reference_page_is_what_the_models_say() -> None:
