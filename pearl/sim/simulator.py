@@ -26,6 +26,7 @@ from pearl.sim.engine import Engine, EngineOptions
 from pearl.sim.market import Market
 from pearl.sim.request import Request
 from pearl.sim.trainer import TrainerModel
+from pearl.sim.weights import WeightLinks
 from pearl.sim.workload import Plan, Workload
 
 
@@ -122,8 +123,9 @@ class Simulator:
         self.end: ev.FinishRun | None = None
         self._steps = 0
         self._random = random.Random(f"durations {seed}")
-        self._links: dict[str, float] = {}
-        """When the link of a holder of weights is free again."""
+        self._weights = WeightLinks(
+            self.clock, models.durations.snapshot_bytes_per_s, lambda name: self.workers[name].present
+        )
         self._carry: dict[type[Instruction], Callable[[Any], object]] = {
             ev.Generate: self._generate,
             ev.StepEnvironment: self._step_environment,
@@ -142,6 +144,7 @@ class Simulator:
             ev.ResumeEngine: self._resume,
             ev.TrainBatch: self._train,
             ev.PublishSnapshot: self._publish,
+            ev.RetireSnapshots: lambda i: self._weights.retire(i.version),
             ev.OffloadTrainer: self._offload,
             ev.ReloadTrainer: self._reload,
             ev.SetTimer: lambda i: self._at(max(i.at_s, self.clock.now), ev.TimerFired(i.name)),
@@ -150,7 +153,7 @@ class Simulator:
             ev.ReleaseSlot: lambda i: self._joining(self.market.released(i.worker)),
         }
         for kind in (
-            ev.DrawGroup, ev.QuarantineTask, ev.RetireSnapshots, ev.RecordDecision, ev.RecordGate, ev.RecordOperation,
+            ev.DrawGroup, ev.QuarantineTask, ev.RecordDecision, ev.RecordGate, ev.RecordOperation,
         ):  # fmt: skip
             self._carry[kind] = lambda i: None
 
@@ -362,21 +365,14 @@ class Simulator:
         worker.engine.kv.clear()
         d = self.models.durations
         if not worker.fresh:
-            seconds = d.sync_fixed_s + self._fetch_s(i)
+            size = self.models.trainer.shape.snapshot_bytes
+            seconds = d.sync_fixed_s + self._weights.seconds(i.version, i.worker, i.peers, size)
         elif worker.info.zone is Zone.OVERLAP and worker.info.name in self.lent:
             seconds = d.activate_s * (1 - OFFLOAD_SHARE - RESUME_SHARE)
         else:
             seconds = d.finalise_s
         worker.fresh = False
         self._of_worker(seconds, ev.WeightsSynced(i.worker, i.incarnation, i.version))
-
-    def _fetch_s(self, i: ev.SyncWeights) -> float:
-        """From the peer, or else the trainer, whose link is free first; one snapshot crosses a link at a time."""
-        now = self.clock.now
-        sender = min(i.peers or ("trainer",), key=lambda name: self._links.get(name, 0.0))
-        seconds = self.models.trainer.shape.snapshot_bytes / self.models.durations.snapshot_bytes_per_s
-        done = self._links[sender] = max(now, self._links.get(sender, 0.0)) + seconds
-        return done - now
 
     def _switch_role(self, i: ev.SwitchRole) -> None:
         worker = self.workers[i.worker]
