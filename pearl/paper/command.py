@@ -66,7 +66,7 @@ def paper(
     if json:
         print(json_module.dumps(result))
     else:
-        console.print(table(studies.cells()), aims_table(result["aims"]))
+        console.print(table(studies.cells(), console.width), aims_table(result["aims"]))
         for name in ("agrees_sign", "agrees_rank", "within_5_points"):
             console.print(f"held out, {name}: {result['summary'][name]['yes']} of {result['summary'][name]['of']}")
         pictures = "the figures beside it" if drawn else "no figures, for want of matplotlib"

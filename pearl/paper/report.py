@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from pearl.paper import published as p
@@ -13,6 +14,9 @@ from pearl.paper.beyond import Beyond
 from pearl.paper.cell import Cell
 from pearl.paper.end_to_end import EndToEnd
 from pearl.paper.statistics import gains
+
+WIDE = 110
+"""Columns of a console that have room for intervals."""
 
 
 def summary(cells: Sequence[Cell]) -> dict[str, Any]:
@@ -60,24 +64,37 @@ def aims(end_to_end: EndToEnd, beyond: Beyond, others: Sequence[float]) -> list[
     return rows
 
 
-def table(cells: Sequence[Cell]) -> Table:
-    result = Table(title="The source's figures and ours (simulated); brackets: 95 % intervals", title_justify="left")
-    for name in ("figure", "what", "model", "source", "ours", "", "pearl", "sign", "rank", "5 points"):
-        result.add_column(name, justify="right" if name in ("source", "ours", "pearl") else "left", overflow="fold")
+def table(cells: Sequence[Cell], width: int) -> Table:
+    """For a console of `width` columns; a narrow one gets no intervals."""
+    wide = width >= WIDE
+    title = "The source's figures and ours (simulated)" + ("; brackets: 95 % intervals" if wide else "")
+    result = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in ("", "model", "source", "ours", *(["(from, to)"] if wide else []), "pearl", "sign", "rank", "5 pt"):
+        figures = name in ("source", "ours", "pearl")
+        result.add_column(name, justify="right" if figures else "left", no_wrap=name != "")
+    mark = {True: "yes", False: "[red]no[/]", None: ""}
+    figure = ""
     for c in cells:
-        mark = {True: "yes", False: "[red]no[/]", None: ""}
+        if c.figure != figure:
+            figure = c.figure
+            result.add_row(f"[bold]{figure}[/]")
+        between = "" if c.lo == c.hi else f"[dim]({short(c.lo, c.unit)}, {short(c.hi, c.unit)})[/]"
         result.add_row(
-            c.figure, c.name + ("" if c.held_out else " (not held out)"), c.model.removeprefix("qwen3-"),
-            "" if c.published is None else number(c.published, c.unit), number(c.ours, c.unit),
-            "" if c.lo == c.hi else f"[dim]{number(c.lo, c.unit)} .. {number(c.hi, c.unit)}[/]",
-            "" if c.pearl is None else number(c.pearl.mean, c.unit),
+            " " + c.name + ("" if c.held_out else " (not held out)"), c.model.removeprefix("qwen3-"),
+            "" if c.published is None else short(c.published, c.unit), short(c.ours, c.unit),
+            *([between] if wide else []), "" if c.pearl is None else short(c.pearl.mean, c.unit),
             mark[c.agrees_sign], mark[c.agrees_rank], mark[c.within_5_points],
         )  # fmt: skip
     return result
 
 
+def short(value: float, unit: str) -> str:
+    """Without a unit that is a noun."""
+    return number(value, unit) if unit in ("%", "x", "s") else f"{value:g}"
+
+
 def aims_table(rows: Sequence[dict[str, Any]]) -> Table:
-    result = Table(title="What pearl is to reach", title_justify="left")
+    result = Table(title="What pearl is to reach", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in ("aim", "at least", "ours", "reached"):
         result.add_column(name)
     for row in rows:

@@ -7,7 +7,9 @@ import json
 import multiprocessing
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import cache
+from math import inf
 from pathlib import Path
 
 import pearl
@@ -62,12 +64,12 @@ def play_all(
     left = [job for job, key in wanted.items() if key not in kept.numbers]
     done = len(wanted) - len(left)
     progress(done, len(wanted))
-    for job, numbers in _played(left, processes):
+    for job, numbers in _played(left, processes, until_s):
         kept.add(wanted[job], numbers)
         done += 1
         progress(done, len(wanted))
-        if time.monotonic() > until_s and done < len(wanted):
-            return None
+    if done < len(wanted):
+        return None
     return {job: kept.numbers[key] for job, key in wanted.items()}
 
 
@@ -75,9 +77,17 @@ def _play(job: Job) -> tuple[Job, Numbers]:
     return job, job.play()
 
 
-def _played(jobs: list[Job], processes: int) -> Iterator[tuple[Job, Numbers]]:
+def _played(jobs: list[Job], processes: int, until_s: float) -> Iterator[tuple[Job, Numbers]]:
+    """What is ready by `until_s`, and the first one in any case, so that each call gets on."""
     if processes < 2 or len(jobs) < 2:
-        yield from map(_play, jobs)
+        for job in jobs:
+            yield _play(job)
+            if time.monotonic() > until_s:
+                return
         return
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        yield from pool.imap_unordered(_play, jobs)
+        results = pool.imap_unordered(_play, jobs)
+        with suppress(StopIteration, multiprocessing.TimeoutError):
+            yield results.next()
+            while True:
+                yield results.next(timeout=None if until_s == inf else max(0.0, until_s - time.monotonic()))
