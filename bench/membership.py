@@ -1,19 +1,21 @@
-"""How soon does the driver know who joined, has notice or left, and what does an event cost the scheduler? One table.
+"""How soon does the driver know who joined, has notice or left, and what does an event cost the scheduler?
 
-    python -m bench.membership [--json] [--workers 16] [--rounds 2]
+    python -m bench.membership [--part processes|light] [--json] [--workers 16] [--rounds 2] [--light 10 50 200 1000]
 
-Real worker processes on this machine; the scheduler is in the driver's process, as in a run. Each round starts all
-workers, sends each a SIGTERM (a notice), then ends half of them by a second SIGTERM (closed) and half by SIGKILL
-(lost), one by one. Times run from the signal (of `joined`: from when the scheduler had the worker) to the driver's
-callback; `lost, known` is the part from when the scheduler knew. The plugin's own time is that of its methods, the
-sending of the event included. The exit code is 1 if a median is above 50 ms. Writes `bench/results/membership.json`.
+`processes`: real worker processes on this machine; the scheduler is in the driver's process, as in a run. Each round
+starts all workers, sends each a SIGTERM (a notice), then ends half of them by a second SIGTERM (closed) and half by
+SIGKILL (lost), one by one. Times run from the signal (of `joined`: from when the scheduler had the worker) to the
+driver's callback; `..., known` is the part from when the scheduler knew. The plugin's own time is that of its methods,
+the sending of the event included. `light`: many workers that run nothing (`bench.light_membership`), by their number.
+
+The exit code is 1 if the median of an event that came alone is above 50 ms. Each part is a key of
+`bench/results/membership.json`; one that was not asked for stays as it was.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import functools
 import json
 import os
 import signal
@@ -22,10 +24,12 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bench.light_membership import measure as measure_light
+from bench.light_membership import summary
+from bench.plugin_times import PluginTimes
 from bench.provenance import provenance
 from pearl.cluster.local import LocalCluster
 from pearl.cluster.membership import MemberEvent
@@ -39,27 +43,6 @@ START_S = 300.0
 STARTING = 2
 """Processes that start at once: a core each."""
 GRACE_S = 3600.0
-
-
-class Timed:
-    """Seconds that each of the plugin's methods took."""
-
-    def __init__(self, plugin: ElasticityPlugin) -> None:
-        self.seconds: dict[str, list[float]] = defaultdict(list)
-        for name in ("add_worker", "remove_worker", "notice"):
-            setattr(plugin, name, self._timed(name, getattr(plugin, name)))
-        plugin.scheduler.handlers["pearl_notice"] = plugin.notice
-
-    def _timed(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(method)
-        def timed(*arguments: Any, **options: Any) -> Any:
-            began = time.perf_counter()
-            try:
-                return method(*arguments, **options)
-            finally:
-                self.seconds[name].append(time.perf_counter() - began)
-
-        return timed
 
 
 async def measure(workers: int, rounds: int) -> dict[str, Any]:
@@ -78,7 +61,7 @@ async def measure(workers: int, rounds: int) -> dict[str, Any]:
         cluster = LocalCluster(Path(folder), lambda *_: None, notices=notices)
         cluster.watch(lambda event: events.put_nowait((time.time(), event)))
         async with cluster:
-            timed = Timed(cluster.scheduler.plugins[ElasticityPlugin.name])
+            timed = PluginTimes(cluster.scheduler.plugins[ElasticityPlugin.name])
             gate = asyncio.Semaphore(STARTING)
 
             async def start(slot: str, life: int) -> None:
@@ -104,37 +87,63 @@ async def measure(workers: int, rounds: int) -> dict[str, Any]:
     return {
         "workers": workers,
         "rounds": rounds,
-        "driver_ms": {kind: summary([1e3 * s for s in found]) for kind, found in delays.items()},
-        "plugin_us": {name: summary([1e6 * s for s in found]) for name, found in timed.seconds.items()},
+        "driver_ms": {kind: summary(found, 1e3) for kind, found in delays.items()},
+        "plugin_us": {name: summary(found, 1e6) for name, found in timed.seconds.items()},
     }
 
 
-def summary(values: list[float]) -> dict[str, float]:
-    return {
-        "samples": len(values),
-        "median": round(statistics.median(values), 2),
-        "p90": round(statistics.quantiles(values, n=10, method="inclusive")[-1], 2),
-        "most": round(max(values), 2),
+async def measure_sizes(sizes: list[int]) -> dict[str, Any]:
+    """By the number of workers; the slope of the plugin's medians is in ns for each worker more."""
+    found = [await measure_light(workers) for workers in sizes]
+    slopes = {
+        name: round(1e3 * statistics.linear_regression(sizes, [f["plugin_us"][name]["median"] for f in found]).slope, 2)
+        for name in found[0]["plugin_us"]
+        if len(sizes) > 1
     }
+    return {"sizes": found, "plugin_ns_per_worker": slopes}
+
+
+def medians_ms(result: dict[str, Any]) -> list[float]:
+    """Of all events that came alone."""
+    tables = [result["processes"]["driver_ms"], *(size["one_by_one_ms"] for size in result["light"]["sizes"])]
+    return [row["median"] for table in tables for row in table.values()]
+
+
+def show(result: dict[str, Any]) -> None:
+    parts = [(f"{result['processes']['workers']} processes", result["processes"], "driver_ms")]
+    parts += [(f"{size['workers']} light workers", size, "one_by_one_ms") for size in result["light"]["sizes"]]
+    for title, part, delays in parts:
+        print(f"\n{title:20}      samples   median      p90     most")
+        for key, unit in ((delays, "ms"), ("plugin_us", "µs")):
+            for name, row in part[key].items():
+                print(f"{name:20} {unit}  {row['samples']:8} {row['median']:8} {row['p90']:8} {row['most']:8}")
+        if "burst" in part:
+            print(*(f"{key}: {part[key]}" for key in ("join_s", "idle_percent", "members", "all_lost_s")), sep="\n")
+            for name, burst in part["burst"].items():
+                print(f"burst, {name}: {burst}")
+    print(f"\nplugin, ns a worker more: {result['light']['plugin_ns_per_worker']}")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object, no table")
+    parser.add_argument("--part", choices=("processes", "light"), help="measure this one only")
     parser.add_argument("--workers", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--light", type=int, nargs="+", default=[10, 50, 200, 1000], help="numbers of light workers")
     arguments = parser.parse_args()
     source = provenance("bench.membership", "distributed")
-    result = {**asyncio.run(measure(arguments.workers, arguments.rounds)), **source}
+    result = json.loads(RESULT.read_text()) if arguments.part else {}
+    if arguments.part != "light":
+        result["processes"] = asyncio.run(measure(arguments.workers, arguments.rounds)) | source
+    if arguments.part != "processes":
+        result["light"] = asyncio.run(measure_sizes(arguments.light)) | source
     RESULT.write_text(json.dumps(result, indent=2, sort_keys=True) + "\n")
     if arguments.json:
         print(json.dumps(result, indent=2))
     else:
-        print(f"{arguments.workers} workers           samples   median      p90     most")
-        for title, unit in (("driver_ms", "ms"), ("plugin_us", "µs")):
-            for name, row in result[title].items():
-                print(f"{name:16} {unit}  {row['samples']:10} {row['median']:8} {row['p90']:8} {row['most']:8}")
-    return int(any(row["median"] > LIMIT_MS for row in result["driver_ms"].values()))
+        show(result)
+    return int(max(medians_ms(result)) > LIMIT_MS)
 
 
 if __name__ == "__main__":

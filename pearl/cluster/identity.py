@@ -62,6 +62,7 @@ def own_identity(slot: str, incarnation: int, zone: str, free: bool = False) -> 
     return Identity(slot, incarnation, zone, own_host(), os.getpid(), devices, own_versions(), free)
 
 
+@functools.cache  # some milliseconds, at each worker that joins
 def own_versions() -> dict[str, str]:
     versions = {"python": platform.python_version(), "pearl source": source_hash()}
     for package in CHECKED_PACKAGES:

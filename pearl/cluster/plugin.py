@@ -7,8 +7,10 @@ away asks for what is newer than the number it has seen, and misses nothing that
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +33,10 @@ HEARTBEATS = 5
 """A worker may always miss this many heartbeats; Dask makes them rarer as workers grow in number."""
 EARLIER_S = 1.0
 """A notice is news again if it leaves this much less time than the one before."""
+HEAD_START_S = 0.01
+"""The driver hears of a departure this much earlier than the other workers: to tell a thousand takes a while."""
+ROUND_S = 0.25
+"""The other workers are told in rounds so far apart, of all departures of a round in one message each."""
 
 
 @dataclass
@@ -90,8 +96,9 @@ class ElasticityPlugin(SchedulerPlugin):
                 return
             present = self.slots.get(slot)
             if present and present.address:  # its process is dead, or it could not have been started again
-                self._causes[present.address] = ("lost", f"replaced by life {life}")
-                await self.scheduler.remove_worker(present.address, stimulus_id=f"pearl-replaced-{time.time()}")
+                await self._remove({present.address: f"replaced by life {life}"}, "replaced")
+                await self.register(comm, **message)  # yet another life may have come meanwhile
+                return
         await self._register(comm, **message)
 
     def _refusal(self, name: str, life: int) -> str | None:
@@ -111,11 +118,12 @@ class ElasticityPlugin(SchedulerPlugin):
         self.slots[name] = Slot(identity["incarnation"], worker, event, None, before.left if before else None)
         self._here[worker] = name
 
-    def remove_worker(self, scheduler: Scheduler, worker: str, *, stimulus_id: str, **_: Any) -> None:
+    def remove_worker(self, scheduler: Scheduler, worker: str, *, stimulus_id: str, **_: Any) -> Awaitable[None] | None:
+        """What it returns Dask awaits before it tells the other workers."""
         name = self._here.pop(worker, None)
         self._beats.pop(worker, None)
         if name is None:
-            return
+            return None
         drained = stimulus_id.startswith("retire-workers")
         reason, detail = self._causes.pop(worker, ("drained", "") if drained else ("lost", "its connection broke"))
         slot = self.slots[name]
@@ -123,6 +131,7 @@ class ElasticityPlugin(SchedulerPlugin):
             detail += f", after a notice ({slot.notice['source']})"
         slot.left = self._emit("left", worker, slot.joined["identity"], reason=reason, detail=detail)
         slot.address = slot.notice = None
+        return asyncio.sleep(HEAD_START_S + -(time.monotonic() + HEAD_START_S) % ROUND_S)
 
     def notice(self, slot: str, incarnation: int, seconds_left: float, source: str) -> dict[str, Any]:
         """Handler: the slot will be taken away. "unknown" if that life is not here (yet)."""
@@ -144,10 +153,8 @@ class ElasticityPlugin(SchedulerPlugin):
         if self._driver != client and self._driver in self.scheduler.clients:
             return {"status": "refused", "message": "another driver is connected to it"}
         self._driver = client
-        for address, name in list(self._here.items()):
-            if not self.slots[name].joined["identity"]["free"]:
-                self._causes[address] = ("lost", "its driver is gone")
-                await self.scheduler.remove_worker(address, stimulus_id=f"pearl-claimed-{time.time()}")
+        owned = [address for address, name in self._here.items() if not self.slots[name].joined["identity"]["free"]]
+        await self._remove(dict.fromkeys(owned, "its driver is gone"), "claimed")
         self.slots = {name: slot for name, slot in self.slots.items() if slot.address}
         return {"status": "OK", "versions": own_versions()}
 
@@ -197,17 +204,22 @@ class ElasticityPlugin(SchedulerPlugin):
         self._clock += min(now - self._checked, 2 * CHECK_S)
         self._checked = now
         limit = max(self.silent_loss_s, HEARTBEATS * heartbeat_interval(len(self.scheduler.workers)))
-        silent = []
+        silent = {}
         for address in self._here:
             last_seen = self.scheduler.workers[address].last_seen
             before, since = self._beats.get(address, (None, 0.0))
             if last_seen != before:
                 self._beats[address] = (last_seen, self._clock)
             elif self._clock - since > limit:
-                silent.append((address, self._clock - since))
-        for address, seconds in silent:
-            self._causes[address] = ("lost", f"its event loop was silent for {seconds:.1f} s (cluster.silent_loss_s)")
-            await self.scheduler.remove_worker(address, stimulus_id=f"pearl-silent-{time.time()}")
+                seconds = self._clock - since
+                silent[address] = f"its event loop was silent for {seconds:.1f} s (cluster.silent_loss_s)"
+        await self._remove(silent, "silent")
+
+    async def _remove(self, lost: dict[str, str], why: str) -> None:
+        """Those workers, with the detail of each, all at once."""
+        self._causes |= {address: ("lost", detail) for address, detail in lost.items()}
+        stimulus = f"pearl-{why}-{time.time()}"
+        await asyncio.gather(*(self.scheduler.remove_worker(address, stimulus_id=stimulus) for address in lost))
 
     def _emit(self, kind: str, address: str, identity: dict[str, Any], **rest: Any) -> dict[str, Any]:
         self.seq += 1

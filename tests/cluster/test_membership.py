@@ -72,8 +72,11 @@ class Desk:
         return reply
 
     async def remove_worker(self, address: str, stimulus_id: str) -> None:
-        del self.workers[address]
-        self.plugin.remove_worker(self, address, stimulus_id=stimulus_id)
+        if self.workers.pop(address, None) is None:
+            return
+        if pause := self.plugin.remove_worker(self, address, stimulus_id=stimulus_id):
+            pause.close()  # there are no other workers to be told
+        await asyncio.sleep(0)
 
     async def join(self, slot: str, life: int) -> str:
         """The refusal, empty if it was let in."""
@@ -181,6 +184,14 @@ async def test_a_later_life_replaces_one_that_was_not_seen_to_leave() -> None:
     assert (seen[1].reason, seen[1].detail) == ("lost", "replaced by life 2")
 
 
+async def test_of_two_later_lives_that_come_at_once_one_stays() -> None:
+    desk = Desk()
+    await desk.start()
+    await desk.join("a", 1)
+    await asyncio.gather(desk.join("a", 2), desk.join("a", 3))
+    assert set(desk.workers) == {"a#3"}
+
+
 async def test_departures_say_how() -> None:
     desk = Desk()
     plugin = await desk.start()
@@ -271,33 +282,64 @@ async def test_silence_is_counted_in_time_in_which_the_scheduler_itself_ran(monk
     assert seen[-1].identity.slot == "silent" and "event loop was silent for" in seen[-1].detail
 
 
+def real_worker(slot: str, life: int, address: str) -> Worker:
+    async def who(_: Worker) -> dict[str, Any]:
+        return identity(slot, life)
+
+    more = {"memory_limit": 0, "dashboard": False, "dashboard_address": None}
+    return Worker(address, name=f"{slot}#{life}", nthreads=1, host=HOST, startup_information={IDENTITY: who}, **more)
+
+
+def real_scheduler() -> Scheduler:
+    configure_dask()
+    return Scheduler(host=HOST, port=0, dashboard=False, dashboard_address=f"{HOST}:0")
+
+
+async def test_the_driver_hears_of_all_departures_before_any_other_worker_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pearl.cluster.plugin.HEAD_START_S", 2.0)
+    order: list[str] = []
+    async with real_scheduler() as scheduler:
+        told, send = asyncio.Event(), scheduler.worker_send
+
+        def worker_send(address: str, message: dict[str, Any]) -> None:
+            send(address, message)
+            if message["op"] == "remove-worker":
+                order.append("worker")
+                told.set()
+
+        monkeypatch.setattr(scheduler, "worker_send", worker_send)
+        async with Client(scheduler.address, asynchronous=True, set_as_default=False) as client:
+            await client.register_plugin(ElasticityPlugin())
+            workers = [await real_worker(slot, 1, scheduler.address) for slot in "abc"]
+            membership = Membership(client, lambda event: order.append(event.kind))
+            await membership.start()
+            order.clear()
+            for worker in workers[:2]:
+                worker.batched_stream.comm.abort()
+            await asyncio.wait_for(told.wait(), 60)
+            assert order[:3] == ["left", "left", "worker"]
+            await membership.close()
+        await asyncio.gather(*(worker.close() for worker in workers))
+
+
 async def test_on_a_real_scheduler() -> None:
     """Join, refusal, departure and the way back of a driver, over real connections."""
-    configure_dask()
-
-    def worker(slot: str, life: int, address: str) -> Worker:
-        async def who(_: Worker) -> dict[str, Any]:
-            return identity(slot, life)
-
-        more = {"memory_limit": 0, "dashboard": False, "dashboard_address": None}
-        return Worker(
-            address, name=f"{slot}#{life}", nthreads=1, host=HOST, startup_information={IDENTITY: who}, **more
-        )
-
-    async with Scheduler(host=HOST, port=0, dashboard=False, dashboard_address=f"{HOST}:0") as scheduler:
+    async with real_scheduler() as scheduler:
         first: asyncio.Queue[MemberEvent] = asyncio.Queue()
         async with Client(scheduler.address, asynchronous=True, set_as_default=False) as client:
             await client.register_plugin(ElasticityPlugin())
             membership = Membership(client, first.put_nowait)
             await membership.start()
-            a = await worker("a", 1, scheduler.address)
+            a = await real_worker("a", 1, scheduler.address)
             assert (await asyncio.wait_for(first.get(), 60)).kind == "joined"
             await membership.close()
         await a.close()
         with pytest.raises(RuntimeError) as refused:
-            await worker("a", 1, scheduler.address)
+            await real_worker("a", 1, scheduler.address)
         assert "life 1 is over" in str(refused.value.__cause__)
-        async with worker("b", 1, scheduler.address):
+        async with real_worker("b", 1, scheduler.address):
             second: list[MemberEvent] = []
             async with Client(scheduler.address, asynchronous=True, set_as_default=False) as client:
                 await client.register_plugin(ElasticityPlugin())  # as every driver does; the one that is there stays
