@@ -3,7 +3,7 @@
     python -m bench.paper_causes [--seeds 3] [--only PART] [--out bench/results/paper/causes.json]
 
 Everything starts from the frozen world. Makespans are means over the same batches. A part can be played alone; the file
-keeps the others.
+keeps the others. `ceiling` reads `paper.json` beside it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pearl.paper.jobs import BatchJob, Profiler, RunJob, seeded
 from pearl.paper.layouts import MOTIVATION_TRAINING_GPUS, ratios
 from pearl.paper.plan import Plan
 from pearl.paper.testbed import Testbed
-from pearl.paper.world import World, load_world
+from pearl.paper.world import SEGMENTS, World, load_world
 from pearl.sim.engine import EngineOptions
 from pearl.sim.workload import Lognormal, Workload
 
@@ -254,6 +254,56 @@ def eight_gpus(world: World, seeds: int) -> dict[str, Any]:
     return found
 
 
+def most(testbed: Testbed, seeds: int) -> float:
+    """Throughput where rollout GPUs are no limit: of several numbers of colocated workers, up to one for each
+    trajectory that may be in flight, the best."""
+    rates = []
+    for workers in (16, 32, 64, 2 * testbed.batch):
+        plenty = replace(testbed, policy="roll", reserved_gpus=testbed.gpus_per_worker * workers)
+        rates.append(fmean(RunJob(one, 2).play()["throughput"] for one in seeded(plenty, seeds)))
+    return max(rates)
+
+
+def ceiling(world: World, seeds: int, paper: dict[str, Any]) -> dict[str, Any]:
+    """What any rollout could gain: throughput with GPUs that are no limit, over that of the study (`paper`), where all
+    policies have the same trajectories, limits and trainer."""
+    plan, found = Plan(world), {}
+    series = paper["series"]
+    played = series["end_to_end"]["throughput_tokens_s"]
+    for model in p.MODELS:
+        limit = most(replace(plan.fixed("roll", model, 4), steps=2 * plan.steps), seeds)
+        for segment in range(len(SEGMENTS)):
+            rate = {s: played[f"{model}/{segment}/{s}"] for s in ("roll", "rlboost+", "pearl-paper", "pearl")}
+            found[f"{model}, segment {segment + 1}"] = headroom(limit, rate)
+        limit = most(plan.fixed("roll", model, 4), seeds)
+        for gpus in p.ABLATION_GPUS:
+            testbed = plan.fixed("roll", model, gpus)
+            roll = fmean(RunJob(one, 2).play()["throughput"] for one in seeded(testbed, seeds))
+            gains = {s: series["ablation"][f"{model}/{gpus}/{s}"][0] for s in ("pearl-paper", "pearl")}
+            found[f"{model}, {gpus} GPUs"] = headroom(
+                limit, {"roll": roll, **{s: roll * (1 + gain / 100) for s, gain in gains.items()}}
+            )
+    for what, values, name in (("batch", p.BATCHES, "batch"), ("length", p.LENGTHS, "max_tokens")):
+        for value in values:
+            limit = most(plan.fixed("roll", p.SMALL, 8, **{name: value}), seeds)
+            rate = {s: series["sensitivity"][f"{what}/{value}/{s}"] for s in ("rlboost+", "pearl-paper", "pearl")}
+            found[f"{what} {value}"] = headroom(limit, rate)
+    over = [row["over pearl-paper"] for row in found.values()]
+    left = [row["over pearl"] for row in found.values()]
+    found["mean"] = {"over pearl-paper": round(fmean(over), 1), "over pearl": round(fmean(left), 1)}
+    return found
+
+
+def headroom(limit: float, rates: dict[str, float]) -> dict[str, float]:
+    """Per cent; over ROLL the multiple."""
+    row = {
+        f"over {name}": round(limit / rate if name == "roll" else 100 * (limit / rate - 1), 2)
+        for name, rate in rates.items()
+    }
+    print(f"ceiling: {row}", flush=True)
+    return row
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
@@ -261,6 +311,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("bench/results/paper/causes.json"))
     arguments = parser.parse_args()
     world, seeds = load_world(), arguments.seeds
+    paper = arguments.out.with_name("paper.json")
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "pairs": lambda: pairs(world, seeds),
         "contention": lambda: contention(world, seeds),
@@ -270,6 +321,7 @@ def main() -> None:
         "four_gpus": lambda: four_gpus(world, seeds),
         "eight_gpus": lambda: eight_gpus(world, seeds),
         "length": lambda: length(world, seeds),
+        "ceiling": lambda: ceiling(world, seeds, json.loads(paper.read_text())),
     }
     if arguments.only not in (None, *parts):
         parser.error(f"--only takes one of {', '.join(parts)}")
