@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +27,7 @@ from pearl.core.layout import Zone
 from pearl.core.requests import Cause
 from pearl.errors import UserError
 from tests.cluster.servers import slurm
-from tests.cluster.support import EVENT_S, START_S
+from tests.cluster.support import ENVIRONMENT, EVENT_S, ROOT, START_S
 
 ONE_GPU = SlotShape(gpus=1)
 GRACE_S = 8.0
@@ -102,6 +104,37 @@ async def test_the_end_of_the_time_limit_is_a_notice(setup: Setup, monkeypatch: 
     await setup.joined(1)
     assert (await setup.event(SlotNotice)).seconds_left <= GRACE_S
     assert (await setup.event(SlotLost)).reason.startswith("closed")
+
+
+DRIVER = """
+import asyncio, sys
+from pathlib import Path
+from tests.cluster.test_slurm import ONE_GPU, Setup, Zone
+async def main():
+    setup = Setup(Path(sys.argv[1]))
+    async with setup.cluster:
+        await setup.adapter.connect()
+        await setup.adapter.request(Zone.PREEMPTIBLE, 1, ONE_GPU)
+        await setup.joined(1)
+        print(setup.cluster.id, flush=True)
+        await asyncio.Event().wait()
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+async def test_the_jobs_of_a_killed_driver_end_by_themselves(setup: Setup, tmp_path: Path) -> None:
+    pipe, variables = asyncio.subprocess.PIPE, {**os.environ, **ENVIRONMENT}
+    line = [sys.executable, "-c", DRIVER, str(tmp_path)]
+    driver = await asyncio.create_subprocess_exec(*line, stdout=pipe, cwd=ROOT, env=variables)
+    assert driver.stdout is not None
+    cluster = (await asyncio.wait_for(driver.stdout.readline(), START_S + EVENT_S)).decode().strip()
+    assert await setup.launcher.left(cluster)
+    driver.kill()
+    await driver.wait()
+    async with asyncio.timeout(EVENT_S):
+        while await setup.launcher.left(cluster):
+            pass
 
 
 async def test_what_cannot_be_is_said_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
