@@ -71,7 +71,7 @@ def test_a_pod_is_one_slot_with_its_gpu_its_notice_and_a_mounted_secret(tmp_path
     assert container["lifecycle"]["preStop"]["exec"]["command"][-1].startswith("kill -TERM 1;")
     assert '"sigterm_grace_s":22' in " ".join(container["command"]), "it drains within the pod's grace"
     secrets = [volume["secret"]["secretName"] for volume in spec["volumes"] if "secret" in volume]
-    assert secrets == [pod["metadata"]["name"]] and container["command"][-4:-2] == ["--tls", TLS_FOLDER]
+    assert secrets == [pod["metadata"]["name"]] and container["command"][-2:] == ["--tls", TLS_FOLDER]
     keys = [path.read_text().splitlines()[1] for path in tls.directory.glob("*.key")]
     assert not any(key in json.dumps(pod) for key in keys)
     assert pod["metadata"]["labels"] == {"pearl-cluster": "c0", "pearl-slot": "w-0", "pearl-life": "1"}
