@@ -294,6 +294,21 @@ def ceiling(world: World, seeds: int, paper: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def staleness(world: World, seeds: int) -> dict[str, Any]:
+    """The ceiling over ROLL on 4 GPUs by the staleness bound, of both."""
+    found: dict[str, Any] = {}
+    for model in p.MODELS:
+        for steps in (1, 2, 4):
+            testbed = replace(Plan(world).fixed("roll", model, 4), staleness=steps)
+            roll = fmean(RunJob(one, 2).play()["throughput"] for one in seeded(testbed, seeds))
+            limit = most(testbed, seeds)
+            found[f"{model}, staleness {steps}"] = {
+                "roll_tokens_s": round(roll), "ceiling_tokens_s": round(limit), "over roll": round(limit / roll, 2)
+            }  # fmt: skip
+            print(f"{model}, staleness {steps}: {found[f'{model}, staleness {steps}']}", flush=True)
+    return found
+
+
 def headroom(limit: float, rates: dict[str, float]) -> dict[str, float]:
     """Per cent; over ROLL the multiple."""
     row = {
@@ -321,6 +336,7 @@ def main() -> None:
         "four_gpus": lambda: four_gpus(world, seeds),
         "eight_gpus": lambda: eight_gpus(world, seeds),
         "length": lambda: length(world, seeds),
+        "staleness": lambda: staleness(world, seeds),
         "ceiling": lambda: ceiling(world, seeds, json.loads(paper.read_text())),
     }
     if arguments.only not in (None, *parts):
