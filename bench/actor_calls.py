@@ -7,9 +7,10 @@ Ray is not a dependency: it lives in an environment of its own, and this file ru
 calls one actor in another process: a coroutine method, which is how a turn is dispatched, and a plain one; one call
 after the other (ms of each), and 100 in flight (calls/s). `bytes, n MB` is a call with so much in it. `to host, n MB`
 is the way of weights, which PEARL never sends in a call: from the host that has them to another one, here two groups of
-processes that share no memory (PEARL: a snapshot, checked, into shared memory; Ray: an object of one raylet, which an
-actor at another one gets). Each round measures all of both, PEARL first and Ray first in turn. `ratio` is the median
-over rounds of PEARL's cost by Ray's: above 1, PEARL is dearer. Writes `bench/results/actor_calls.json`.
+processes that share no memory, from the driver's request to its answer (PEARL: a snapshot, checked, into shared memory;
+Ray: an object of one raylet, which an actor at another one gets). Each round measures all of both, PEARL first and Ray
+first in turn. `ratio` is the median over rounds of PEARL's cost by Ray's: above 1, PEARL is dearer. Writes
+`bench/results/actor_calls.json`.
 """
 
 from __future__ import annotations
@@ -162,10 +163,8 @@ def ray_side() -> None:
             return [self.kept]
 
     class Getter:
-        def get(self, kept: Any) -> float:
-            began = time.perf_counter()
+        def get(self, kept: Any) -> None:
             ray.get(kept[0])
-            return time.perf_counter() - began
 
     def started(cls: type, where: str, **more: Any) -> Any:
         return ray.remote(num_cpus=0, resources={where: 1}, **more)(cls).remote()
@@ -175,7 +174,9 @@ def ray_side() -> None:
 
     async def to_host(megabytes: int) -> float:
         kept = await holder.hold.remote(megabytes)
-        return await getter.get.remote(kept)
+        began = time.perf_counter()
+        await getter.get.remote(kept)
+        return time.perf_counter() - began
 
     async def one() -> dict[str, Any]:
         calls = {"turn": turns.turn.remote, "plain": plain.plain.remote}
