@@ -18,12 +18,15 @@ from typing import Any
 
 from pearl.core.decision import DecisionEngine, DecisionSettings
 from pearl.core.makespan import ClosedForm
-from pearl.core.policies import COMPARED
+from pearl.core.policies import COMPARED, POLICIES, policy_named
+from pearl.core.settings import Borrowing
 from pearl.paper import published as p
+from pearl.paper.beyond import Environment
 from pearl.paper.end_to_end import prefill_again_percent
 from pearl.paper.jobs import BatchJob, Profiler, RunJob, seeded
 from pearl.paper.layouts import MOTIVATION_TRAINING_GPUS, ratios
 from pearl.paper.plan import Plan
+from pearl.paper.statistics import estimate
 from pearl.paper.testbed import Testbed
 from pearl.paper.world import SEGMENTS, World, load_world
 from pearl.sim.engine import EngineOptions
@@ -69,7 +72,7 @@ CHANGES: dict[str, Change] = {
     "decode workers drop their KV between turns": lambda t: replace(t, options=EngineOptions(decode_keeps_kv=False)),
 }
 
-
+OTHER_DRAWS = range(1000, 1030)
 PAIRS = (
     "as fitted", "environment of 1 s a turn", "no T_over", "every turn asks for its prefix", "half the KV memory",
     "a quarter of the KV memory", "a quarter of the KV memory, no T_over", "decode workers drop their KV between turns",
@@ -153,7 +156,7 @@ class OwnPolicy(Testbed):
     """Of a policy that is known here alone."""
 
     def check(self) -> None:
-        assert self.policy in (*COMPARED, "roll")
+        policy_named(self.policy)
 
 
 def theta(world: World, seeds: int) -> dict[str, Any]:
@@ -309,6 +312,32 @@ def staleness(world: World, seeds: int) -> dict[str, Any]:
     return found
 
 
+def drawn(seeds: int) -> dict[str, Any]:
+    """Over PEARL as published, per cent, in environments that are drawn like the study's, and are others."""
+    always = replace(POLICIES["pearl"], elastic=replace(POLICIES["pearl"].elastic, intra_scale=Borrowing.ALWAYS))
+    COMPARED["pearl, always borrowing"] = always
+    found: dict[str, Any] = {}
+    for number in OTHER_DRAWS:
+        environment = Environment.draw(number, Plan(load_world()).environment_steps)
+        testbed = as_kind(environment.testbed, OwnPolicy)
+        kinds = {name: replace(testbed, policy=name) for name in ("pearl-paper", "pearl", "pearl, always borrowing")}
+        gpus = 2 * testbed.batch * testbed.gpus_per_worker
+        kinds["plenty"] = replace(testbed, policy="roll", trace="none", preemptible_gpus=0, reserved_gpus=gpus)
+        rates = {
+            name: [RunJob(one).play()["throughput"] for one in seeded(kind, seeds)] for name, kind in kinds.items()
+        }
+        published = rates.pop("pearl-paper")
+        found[str(environment)] = {
+            name: round(fmean(100 * (a / b - 1) for a, b in zip(theirs, published, strict=True)), 2)
+            for name, theirs in rates.items()
+        }
+        print(f"{environment}: {found[str(environment)]}", flush=True)
+    rows = list(found.values())
+    means = {name: [round(each, 2) for each in estimate([row[name] for row in rows])] for name in rows[0]}
+    print(means, flush=True)
+    return {**found, "mean, from, to": means}
+
+
 def headroom(limit: float, rates: dict[str, float]) -> dict[str, float]:
     """Per cent; over ROLL the multiple."""
     row = {
@@ -337,6 +366,7 @@ def main() -> None:
         "eight_gpus": lambda: eight_gpus(world, seeds),
         "length": lambda: length(world, seeds),
         "staleness": lambda: staleness(world, seeds),
+        "drawn": lambda: drawn(seeds),
         "ceiling": lambda: ceiling(world, seeds, json.loads(paper.read_text())),
     }
     if arguments.only not in (None, *parts):
