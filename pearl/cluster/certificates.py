@@ -7,10 +7,12 @@ worker on another host gets what it needs through its standard input (`bundle`).
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import ipaddress
 import json
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,10 +43,10 @@ class Certificates:
 
     @classmethod
     def make(cls, directory: Path, valid_s: float = VALID_S) -> Certificates:
-        """Those in `directory` (made if it is not there), which get a new authority if they have none."""
+        """Those in `directory` (made if it is not there), which get a new authority if they have none, or a past one."""
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         made = cls(directory)
-        if not (directory / CA).exists():
+        if not (directory / CA).exists() or _end(directory / CA) < _now():
             authority = _authority(valid_s)
             _write(directory / KEY.format(role=AUTHORITY), _pem(authority[0]))
             for role in ROLES:
@@ -54,7 +56,8 @@ class Certificates:
 
     @classmethod
     def open(cls, directory: Path, role: str) -> Certificates:
-        """Raises UserError if the files of `role` are not there or others can read its key."""
+        """Raises UserError if the files of `role` are not there or are none, its time is over, or others can read its
+        key."""
         for name in (CA, CERTIFICATE.format(role=role), KEY.format(role=role)):
             if not (directory / name).is_file():
                 raise UserError(
@@ -65,6 +68,14 @@ class Certificates:
         key = directory / KEY.format(role=role)
         if key.stat().st_mode & 0o077:
             raise UserError(f"others can read the key {key}", f"chmod 600 {key}")
+        anew = "Make new ones with `python -m pearl.cluster.certificates DIRECTORY`, and start the cluster with them."
+        try:
+            end = min(_end(directory / name) for name in (CA, CERTIFICATE.format(role=role)))
+            cls(directory).security().get_connection_args(role)  # OpenSSL reads them
+        except (OSError, ValueError) as error:
+            raise UserError(f"the TLS files of the {role} in {directory} cannot be used ({error})", anew) from None
+        if end < _now():
+            raise UserError(f"the TLS certificates in {directory} ended at {end:%Y-%m-%d %H:%M} UTC", anew)
         return cls(directory)
 
     def issue(self, role: str, directory: Path, valid_s: float) -> Certificates:
@@ -152,7 +163,7 @@ def _authority(valid_s: float) -> tuple[ec.EllipticCurvePrivateKey, x509.Certifi
 def _builder(
     subject: str | None, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, valid_s: float
 ) -> x509.CertificateBuilder:
-    now = datetime.datetime.now(datetime.UTC)
+    now = _now()
     return (
         x509.CertificateBuilder()
         .subject_name(_name(subject) if subject else issuer)
@@ -162,6 +173,14 @@ def _builder(
         .not_valid_before(now - BACKDATED)
         .not_valid_after(now + datetime.timedelta(seconds=valid_s))
     )
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)
+
+
+def _end(certificate: Path) -> datetime.datetime:
+    return x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
 
 
 def _name(common: str) -> x509.Name:
@@ -182,7 +201,15 @@ def _write(path: Path, content: bytes) -> None:
     unfinished.replace(path)
 
 
-if __name__ == "__main__":
-    import sys
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Make the TLS certificates of a cluster, unless they are there.")
+    parser.add_argument("directory", type=Path, help="where they are to lie; made if it is not there")
+    directory = parser.parse_args().directory
+    try:
+        print(Certificates.make(directory).directory)
+    except (OSError, ValueError) as error:
+        sys.exit(f"error: no certificates can be made in {directory} ({error}). Give a directory that you can write.")
 
-    print(Certificates.make(Path(sys.argv[1])).directory)
+
+if __name__ == "__main__":
+    main()

@@ -51,6 +51,27 @@ def test_files_that_are_missing_or_readable_by_others_are_refused(tmp_path: Path
         Certificates.open(made.directory, "worker")
 
 
+def test_certificates_that_are_none_or_no_pair_or_past_are_refused_and_past_ones_made_anew(tmp_path: Path) -> None:
+    made = Certificates.make(tmp_path / "tls")
+    (made.directory / "worker.key").write_bytes((made.directory / "client.key").read_bytes())
+    (made.directory / "client.pem").write_text("no certificate")
+    for role in ("worker", "client"):
+        with pytest.raises(UserError, match=f"TLS files of the {role} in .* cannot be used"):
+            Certificates.open(made.directory, role)
+    past = Certificates.make(tmp_path / "past", valid_s=-1).directory
+    with pytest.raises(UserError, match=r"certificates in .*past ended at \d{4}"):
+        Certificates.open(past, "worker")
+    Certificates.make(past)
+    Certificates.open(past, "worker")
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["/dev/null/tls"]])
+def test_the_command_that_makes_certificates_says_what_it_wants(words: list[str], tmp_path: Path) -> None:
+    line = [sys.executable, "-m", "pearl.cluster.certificates", *words]
+    ran = subprocess.run(line, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert "Traceback" not in ran.stderr and "directory" in ran.stdout + ran.stderr and not list(tmp_path.iterdir())
+
+
 def test_a_scheduler_beyond_loopback_is_encrypted_or_meant_not_to_be() -> None:
     for host in ("0.0.0.0", "10.0.0.1", "gpu-a.invalid"):
         with pytest.raises(UserError, match="without TLS"):
