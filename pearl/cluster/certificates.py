@@ -43,7 +43,7 @@ class Certificates:
 
     @classmethod
     def make(cls, directory: Path, valid_s: float = VALID_S) -> Certificates:
-        """Those in `directory` (made if it is not there), which get a new authority if they have none, or a past one."""
+        """Those in `directory` (made if it is not there), with a new authority if they have none, or a past one."""
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         made = cls(directory)
         if not (directory / CA).exists() or _end(directory / CA) < _now():

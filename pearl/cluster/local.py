@@ -3,6 +3,7 @@ other launchers bring them from elsewhere; then the scheduler listens beyond loo
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from pearl.cluster.certificates import Certificates, is_loopback
 from pearl.cluster.cluster import Cluster
 from pearl.cluster.processes import LocalLauncher
 from pearl.config.cluster import ClusterConfig, NoticesConfig
+from pearl.errors import UserError
 
 HOST = "127.0.0.1"
 
@@ -43,6 +45,21 @@ class LocalCluster(Cluster):
     async def _scheduler(self) -> str:
         self.scheduler = await self._stack.enter_async_context(open_scheduler(self.host, self.port, self.tls))
         return str(self.scheduler.address)
+
+
+def require_listening(host: str, port: int) -> None:
+    """Raises UserError if nothing of this machine can listen there; port 0 is a free one."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((address[0], port, *address[2:]))
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise UserError(
+            f"cluster.host = {host} with cluster.scheduler_port = {port} cannot be used "
+            f"({getattr(error, 'strerror', None) or error})",
+            "Give an address of this machine, and a free port or 0.",
+        ) from None
 
 
 def open_scheduler(host: str, port: int, tls: Certificates | None) -> Scheduler:

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from pearl.cluster.certificates import Certificates, require_encryption
-from pearl.cluster.local import open_scheduler
+from pearl.cluster.local import open_scheduler, require_listening
 from pearl.cluster.plugin import ElasticityPlugin
 from pearl.cluster.settings import configure_dask
 from pearl.config.cluster import ClusterConfig
@@ -50,6 +50,7 @@ def main() -> None:
     try:
         require_encryption(args.host, args.tls is not None, args.insecure)
         tls = Certificates.open(args.tls, "scheduler") if args.tls else None
+        require_listening(args.host, args.port)
     except UserError as error:
         sys.exit(f"error: {error}")
     asyncio.run(serve(args.host, args.port, tls, args.address_file, args.silent_loss_s))

@@ -14,11 +14,11 @@ from pathlib import Path
 import psutil
 
 from actors.sglang.args import check_versions, plan_server
-from actors.sglang.process import require_free
 from actors.sglang.transfer import interface_address, missing
 from envs.registry import find_factory
 from envs.sandbox.factory import make_backend
 from pearl.cluster.binding import Binding, bind
+from pearl.cluster.local import require_listening
 from pearl.cluster.providers import check_provider
 from pearl.config import RunConfig
 from pearl.errors import UserError
@@ -65,8 +65,7 @@ async def preflight(config: RunConfig) -> Preflight:
     """Check everything that a run needs. Raises UserError for the first thing that cannot work."""
     check_versions()
     find_factory(config.environment.family)
-    if config.cluster.scheduler_port:
-        require_free(config.cluster.scheduler_port, "cluster.scheduler_port")
+    require_listening(config.cluster.host, config.cluster.scheduler_port)
     model_directory = resolve_model(config.model.path)
     plan_server(config.engine, config.model, model_directory, port=1, seed=config.seed)
     make_scheduler(config, model_directory, tasks=1)  # its profile can be read

@@ -68,7 +68,8 @@ def test_certificates_that_are_none_or_no_pair_or_past_are_refused_and_past_ones
 @pytest.mark.parametrize("words", [[], ["--help"], ["/dev/null/tls"]])
 def test_the_command_that_makes_certificates_says_what_it_wants(words: list[str], tmp_path: Path) -> None:
     line = [sys.executable, "-m", "pearl.cluster.certificates", *words]
-    ran = subprocess.run(line, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run(line, cwd=tmp_path, env=variables, capture_output=True, text=True)
     assert "Traceback" not in ran.stderr and "directory" in ran.stdout + ran.stderr and not list(tmp_path.iterdir())
 
 
@@ -80,6 +81,16 @@ def test_a_scheduler_beyond_loopback_is_encrypted_or_meant_not_to_be() -> None:
         require_encryption(host, encrypted=False, insecure=True)
     for host in ("127.0.0.1", "localhost", "::1"):
         require_encryption(host, encrypted=False, insecure=False)
+
+
+@pytest.mark.parametrize("where", [("192.0.2.1", "0"), ("127.0.0.1", "70000"), ("no host.invalid", "0")])
+def test_a_scheduler_that_cannot_listen_says_where_and_why(where: tuple[str, str], tmp_path: Path) -> None:
+    host, port = where
+    tls = str(Certificates.make(tmp_path / "tls").directory)
+    line = [sys.executable, "-m", "pearl.cluster.scheduler", "--host", host, "--port", port, "--tls", tls]
+    ran = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=REFUSED_S)
+    assert ran.returncode == 1 and ran.stdout == "" and ran.stderr.count("\n") == 1
+    assert f"error: cluster.host = {host} with cluster.scheduler_port = {port} cannot be used (" in ran.stderr
 
 
 def test_the_command_line_of_a_worker_holds_no_secret(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_a_port_in_use_is_refused() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert f"cluster.scheduler_port = {port} cannot be used" in refused(
+        assert f"cluster.scheduler_port = {port} cannot be used (Address already in use)" in refused(
             "train", str(TINY), f"cluster.scheduler_port={port}"
         )
 
