@@ -106,7 +106,7 @@ def _zero_variance(record: Mapping[str, Any]) -> Warning | None:
 def _staleness(record: Mapping[str, Any]) -> Warning | None:
     """With a bound of 0 or 1 trajectories are as old as allowed by design: one batch is rolled out, one trained."""
     counts, bound = record.get("staleness_histogram"), record.get("staleness_bound")
-    if not counts or not bound or bound < 2:
+    if not counts or not any(counts) or not bound or bound < 2:
         return None
     share = sum(counts[bound:]) / sum(counts)
     if not share > STALE_SHARE:

@@ -73,6 +73,10 @@ def test_with_a_bound_of_zero_nothing_is_stale() -> None:
     assert kinds(SOUND | {"staleness_histogram": [0, 8], "staleness_bound": 1}) == []
 
 
+def test_a_step_without_trajectories_is_not_stale() -> None:
+    assert kinds(SOUND | {"staleness_histogram": [0], "staleness_bound": 2}) == []
+
+
 FIGURE = st.one_of(st.none(), st.floats())
 
 
