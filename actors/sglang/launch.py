@@ -24,6 +24,11 @@ if KV_HOST in os.environ:
 
 REMOVALS = 3
 
+if __name__ == "__main__":
+    # Who takes a host away signals every process there (Slurm does). That is a notice to the worker, which drains this
+    # engine and then stops it. All processes of the engine inherit the mask.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
 
 def main(arguments: list[str]) -> None:
     """Serve until stopped. The process must lead a group of its own: that group dies with the owner.

@@ -148,13 +148,15 @@ class EngineProcess:
         return ""
 
     async def stop(self, grace_s: float = 5.0, timeout_s: float = 30.0) -> None:
-        """End the group: SIGTERM, after `grace_s` SIGKILL. Returns when no process of it is left and it is reaped.
+        """End the group: SIGINT to the launcher (`launch` blocks SIGTERM), after `grace_s` SIGKILL to all.
 
-        Raises EngineTimeout if something survives `timeout_s` after the kill. Stopping twice is harmless.
+        Returns when no process of it is left and it is reaped. Raises EngineTimeout if something survives `timeout_s`
+        after the kill. Stopping twice is harmless.
         """
         self._stopping = True
         if self.returncode is None and grace_s > 0:
-            self._signal(signal.SIGTERM)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGINT)
             await asyncio.wait({self.died}, timeout=grace_s)
         self._signal(signal.SIGKILL)
         deadline = time.monotonic() + timeout_s

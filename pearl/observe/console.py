@@ -38,7 +38,7 @@ class RunConsole:
         self._stopped: set[tuple[str, int]] = set()
         """Engines that were told to end."""
         self._going: set[str] = set()
-        """Slots that have notice. Some who give it (Slurm) signal the engine as well."""
+        """Slots that have notice: that an engine ends with its slot is no news."""
         self._warned: set[str] = set()
         self._elastic = Lines()
         if console.is_terminal:

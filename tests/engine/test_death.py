@@ -61,6 +61,18 @@ async def test_killed_engine_leaves_its_tokens_and_one_error(engine: RolloutWork
     assert process.processes() == []
 
 
+async def test_a_notice_to_all_processes_of_a_host_ends_no_engine(engine: RolloutWorker) -> None:
+    """Slurm signals every process of a step before it takes the node away: the worker drains its engine meanwhile."""
+    process = engine._process
+    assert process is not None
+    call = asyncio.create_task(engine.generate(request("notice", tokens=300)))
+    await until(lambda: progress(engine).get("notice", 0) > 0)
+    os.killpg(process.pid, signal.SIGTERM)
+    result = await call
+    assert (result["finish"], len(result["token_ids"])) == ("length", 300)
+    assert process.returncode is None
+
+
 async def test_no_process_outlives_a_killed_owner(tiny_model: Path, tmp_path: Path) -> None:
     """The owner is killed while the engine starts, once its children are there: the hardest moment."""
     shared = set(Path("/dev/shm").glob("sglang_*"))
