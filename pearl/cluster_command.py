@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json as json_module
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,7 +43,7 @@ def up(
     gpus = 0 if config.engine.device == "cpu" else config.engine.tensor_parallel
     if config.engine.device == "auto" and not _has_gpu() and config.cluster.kind == "local":
         gpus = 0
-    status = asyncio.run(StandingCluster(directory, console.print).up(config, count, gpus))
+    status = _run(console, StandingCluster(directory, console.print).up(config, count, gpus))
     _show(console, status, json)
 
 
@@ -61,15 +62,15 @@ def status(directory: Directory = DEFAULT, json: Json = False) -> None:
 def scale(
     slots: Annotated[int, typer.Argument(min=0, help="Workers that there are to be.")],
     directory: Directory = DEFAULT,
-    start: Annotated[float, typer.Option("--start-s", help="Seconds that a new worker has to join.")] = 300.0,
-    grace: Annotated[float, typer.Option("--grace-s", help="Seconds of notice to a driver that uses them.")] = 30.0,
+    start: Annotated[float, typer.Option("--start-s", min=0, help="Seconds that a new worker has to join.")] = 300.0,
+    grace: Annotated[float, typer.Option("--grace-s", min=0, help="Seconds of notice to their driver.")] = 30.0,
     json: Json = False,
 ) -> None:
     """Start or end workers until there are that many."""
     from pearl.cluster.standing import StandingCluster
 
     console = _console(json)
-    found = asyncio.run(StandingCluster(directory, console.print).scale(slots, start, grace))
+    found = _run(console, StandingCluster(directory, console.print).scale(slots, start, grace))
     _show(console, found, json)
 
 
@@ -107,6 +108,14 @@ def manifests(
     print(yaml.safe_dump_all(made, sort_keys=False), end="")  # without the references that shared parts would become
 
 
+def _run(console: Console, work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+    try:
+        return asyncio.run(work)
+    except KeyboardInterrupt:
+        console.print("interrupted; `pearl cluster down` ends all that was started")
+        raise
+
+
 def _has_gpu() -> bool:
     import torch
 
@@ -122,8 +131,12 @@ def _show(console: Console, status: dict[str, Any], json: bool) -> None:
         table.add_row(*(str(slot[name] if slot[name] is not None else "") for name in
                         ("slot", "state", "zone", "life", "host", "devices")))  # fmt: skip
     console.print(table)
+    if status["scheduler"] != "here":
+        console.print(f"the scheduler of this {status['kind']} cluster does not answer: {status['scheduler']}")
+        console.print("end it with `pearl cluster down`, and start it anew")
+        return
     driver = "a driver is connected" if status["driver"] else "no driver is connected"
-    console.print(f"{status['kind']} cluster at {status['address']}: {driver}; scheduler: {status['scheduler']}")
+    console.print(f"{status['kind']} cluster at {status['address']}: {driver}")
     console.print(
         f"use it: pearl train RUN.yaml cluster.kind=existing cluster.address={status['address']} "
         f"cluster.tls_directory={status['tls_directory']}"

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import secrets
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -23,9 +24,11 @@ from distributed.core import rpc
 from pearl.cluster.binding import Binding
 from pearl.cluster.certificates import Certificates
 from pearl.cluster.launcher import Launcher, LaunchFailed, WorkerOrder, WorkerProcess, tag_prefix
+from pearl.cluster.local import require_listening
 from pearl.cluster.processes import LocalLauncher, LocalProcess
 from pearl.cluster.providers import make_launcher, provider_s
 from pearl.cluster.reap import TAG, describe, reap, tagged
+from pearl.cluster.settings import configure_dask
 from pearl.config import RunConfig
 from pearl.config.cluster import ClusterConfig
 from pearl.core.layout import Zone
@@ -72,15 +75,19 @@ class StandingCluster:
     """The cluster whose files lie in `directory`."""
 
     def __init__(self, directory: Path, say: Say) -> None:
+        configure_dask()
         self.directory, self.say = directory, say
         self.path = directory / STATE
 
     async def up(self, config: RunConfig, slots: int, gpus: int) -> dict[str, Any]:
         """Start scheduler and `slots` workers; `gpus`: of one slot. Returns `status`. Raises UserError or RunFailed."""
-        if self.path.exists():
-            raise UserError(f"{self.path} says that there is a cluster", "Take it down first, or give --directory.")
-        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if config.cluster.kind == "existing":
+            raise UserError("cluster.kind = existing names a cluster that is up", "Name the kind of its workers.")
         with self._alone():
+            if self.path.exists():
+                said = f"{self.path} says that there is a cluster"
+                raise UserError(said, "End it with `pearl cluster down` first, or give --directory.")
+            require_listening(config.cluster.host, config.cluster.scheduler_port)
             section = config.cluster.model_dump(mode="json")
             state = State(secrets.token_hex(8), section, gpus, config.engine.threads)
             launcher = self._launcher(state)
@@ -104,8 +111,8 @@ class StandingCluster:
             try:
                 here = {e["identity"]["slot"] for e in (await self._members(state))["events"] if e["kind"] == "joined"}
             except (OSError, TimeoutError) as error:
-                said = f"the scheduler does not answer ({error})"
-                raise UserError(said, "Take the cluster down, and start it anew.") from None
+                said = f"the scheduler does not answer: {_why(error)}"
+                raise UserError(said, "End the cluster with `pearl cluster down`, and start it anew.") from None
             for name in sorted(set(state.slots) - here):
                 await self._drop(state, launcher, name, "it is gone")
             if len(state.slots) < slots:
@@ -127,7 +134,7 @@ class StandingCluster:
         try:
             here = await self._members(state)
         except (OSError, TimeoutError) as error:
-            here = {"events": [], "claimed": False, "fault": str(error) or type(error).__name__}
+            here = {"events": [], "claimed": False, "fault": _why(error)}
         last: dict[str, dict[str, Any]] = {}
         for event in here["events"]:
             last[event["identity"]["slot"]] = event
@@ -160,8 +167,9 @@ class StandingCluster:
 
     async def down(self) -> list[str]:
         """End all that was started, also by a command that was killed: what is left, which is to be nothing."""
-        state = self._read()
+        self._read()
         with self._alone():
+            state = self._read()
             launcher, here = self._launcher(state), tag_prefix(state.id)
             await asyncio.to_thread(reap, here)  # scheduler and helpers first: nothing can join any more
             left: list[str] = []
@@ -172,6 +180,7 @@ class StandingCluster:
                 left.append(str(error))
             left += describe(await asyncio.to_thread(tagged, here))
             if not left:
+                shutil.rmtree(self.directory / "tls", ignore_errors=True)  # each cluster has its own
                 self.path.unlink()
         return left
 
@@ -229,7 +238,10 @@ class StandingCluster:
                 failed.add(state.slots[name])
                 await self._drop(state, launcher, name, reason)
             if len(failed) > slots or (not started and len(state.slots) < slots):
-                raise RunFailed(f"{len(state.slots)} of {slots} slots are there; see what was said of the others")
+                raise RunFailed(
+                    f"{len(state.slots)} of {slots} slots are there; see what was said of the others. "
+                    f"`pearl cluster scale {slots}` asks for them again, `pearl cluster down` ends all"
+                )
 
     async def _drop(self, state: State, launcher: Launcher, name: str, reason: str) -> None:
         self.say(f"{name}: {reason}")
@@ -280,29 +292,40 @@ class StandingCluster:
     async def _ask(self, state: State, operation: str, **what: Any) -> Any:
         if state.address is None:
             raise OSError("it was not started")
-        arguments = Certificates(self.directory / "tls").security().get_connection_args("client")
+        arguments = Certificates.open(self.directory / "tls", "client").security().get_connection_args("client")
         async with asyncio.timeout(ASK_S):
             async with rpc(state.address, connection_args=arguments, timeout=ASK_S) as scheduler:
                 return await getattr(scheduler, operation)(**what)
 
     def _launcher(self, state: State) -> Launcher:
         config, logs = ClusterConfig.model_validate(state.config), self.directory / "workers"
-        if config.kind == "existing":
-            raise UserError("cluster.kind = existing names a cluster that is up", "Give local, ssh or slurm.")
         width = max(1, state.width)
         return make_launcher(config, logs, width, free=True) or LocalLauncher(logs, config.host, free=True)
 
     def _read(self) -> State:
         try:
-            return State(**json.loads(self.path.read_text()))
-        except FileNotFoundError:
+            state = State(**json.loads(self.path.read_text()))
+            ClusterConfig.model_validate(state.config)
+        except (FileNotFoundError, NotADirectoryError):
             raise UserError(f"there is no cluster in {self.directory}", "Start one with `pearl cluster up`.") from None
+        except (OSError, ValueError, TypeError) as error:
+            said = f"{self.path} cannot be read ({' '.join(str(error).split())})"
+            raise UserError(said, "If another version of PEARL wrote it, end the cluster with that one.") from None
+        return state
 
     def _alone(self) -> contextlib.ExitStack:
-        """The lock, taken. One command at a time."""
+        """The lock, taken, in the directory, made. One command at a time."""
         stack = contextlib.ExitStack()
         try:
+            self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             stack.enter_context(locked(self.directory / ".lock", LOCK_S))
         except TimeoutError as error:
             raise UserError(str(error), "Wait for the other `pearl cluster` command.") from None
+        except OSError as error:
+            said = f"--directory {self.directory} cannot be written ({error.strerror})"
+            raise UserError(said, "Give one that can.") from None
         return stack
+
+
+def _why(error: Exception) -> str:
+    return str(error) or f"no answer within {ASK_S:g} s"
