@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from distributed.comm import CommClosedError
 from distributed.core import rpc
 
 from pearl.cluster.adapter import ObservedSlot, OnEvent, RequestFailed, SlotShape
@@ -195,7 +196,10 @@ async def probe(address: str, tls: Certificates | None) -> dict[str, Any]:
                 identity: dict[str, Any] = await scheduler.identity()
                 return identity
     except (OSError, TimeoutError, ValueError, TypeError, RuntimeError) as error:
+        said = str(error) or f"nothing within {CONNECT_S:g} s"
+        if isinstance(error, CommClosedError):
+            said = "it ends the connection: it has other certificates, or the address other encryption"
         raise UserError(
-            f"no Dask scheduler answers at cluster.address = {address} ({str(error) or type(error).__name__})",
+            f"no Dask scheduler answers at cluster.address = {address} ({said})",
             "Start it, or mend the address; cluster.tls_directory must hold the certificates of its cluster.",
         ) from None

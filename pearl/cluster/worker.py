@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import contextlib
 import os
+import re
 import sys
 import threading
 import time
@@ -23,6 +24,7 @@ import psutil
 from distributed import Worker
 from distributed.security import Security
 from distributed.utils import get_ip
+from pydantic import ValidationError
 
 from pearl.cluster.certificates import Certificates, worker_security
 from pearl.cluster.endpoint import Endpoint
@@ -33,7 +35,7 @@ from pearl.cluster.plugin import IDENTITY, RENEW
 from pearl.cluster.settings import configure_dask
 from pearl.cluster.sigterm import SigtermNotice
 from pearl.cluster.snapshots import SnapshotExchange
-from pearl.config.cluster import NoticesConfig
+from pearl.config.cluster import ADDRESS, NoticesConfig
 from pearl.errors import UserError
 from pearl.lifeline import end_with_owner
 from pearl.weights.copies import HostCopies
@@ -121,7 +123,9 @@ async def serve(seat: Seat) -> bool:
     copies = HostCopies(own_host())
     copies.sweep()
     SnapshotExchange(worker, copies)
+    print(f"joining {seat.scheduler} as {seat.slot}, life {seat.life}", file=sys.stderr, flush=True)
     async with worker:
+        print("joined", file=sys.stderr, flush=True)
         finished = asyncio.ensure_future(worker.finished())
         asked = asyncio.ensure_future(ending.wait())
         await asyncio.wait({finished, asked}, return_when=asyncio.FIRST_COMPLETED)
@@ -151,16 +155,20 @@ def _begin_anew(seat: Seat) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scheduler", required=True, help="its address, tls://host:port or tcp://host:port")
+    parser.add_argument(
+        "--scheduler", required=True, type=_address, help="its address, tls://host:port or tcp://host:port"
+    )
     parser.add_argument("--slot", required=True, help="name of this GPU slot, in the cluster no other's")
     parser.add_argument("--zone", default="preemptible", choices=ZONES)
     parser.add_argument("--incarnation", type=int, default=None, help="life of the slot; by default the time, in s")
     parser.add_argument("--host", help="own address to listen at; by default the one that reaches the scheduler")
     parser.add_argument("--tls", help=f"folder of ca.pem, worker.pem, worker.key; - is standard input, env {TLS}")
-    parser.add_argument("--notices", default="{}", help="the section cluster.notices, as JSON")
+    parser.add_argument("--notices", default="{}", type=_notices, help="the section cluster.notices, as JSON")
     parser.add_argument("--join-s", type=float, help="end if the scheduler cannot be reached for so long at the start")
     parser.add_argument("--owner", default="nobody", choices=OWNERS, help="what the worker ends with; see above")
     args = parser.parse_args()
+    if args.scheduler.startswith("tls") != bool(args.tls):
+        parser.error("a scheduler at tls:// needs --tls, one at tcp:// takes none")
     try:
         security, secret = _security(args.tls)
     except UserError as error:
@@ -170,19 +178,32 @@ def main() -> None:
             os.setpgid(0, 0)  # the lifeline ends a whole group, which is to be ours
         end_with_owner(sys.stdin.fileno())
     configure_dask()
-    notices = NoticesConfig.model_validate_json(args.notices)
     life = int(time.time()) if args.incarnation is None else args.incarnation
     host = args.host or get_ip(urllib.parse.urlsplit(args.scheduler).hostname)
     code = 0
     try:
         free = args.owner == "nobody"
-        seat = Seat(args.scheduler, args.slot, life, args.zone, host, notices, free, args.join_s, security, secret)
+        seat = Seat(args.scheduler, args.slot, life, args.zone, host, args.notices, free, args.join_s, security, secret)
         asyncio.run(serve(seat))
     except (RuntimeError, OSError) as error:  # Dask's wrapper; what the scheduler said is inside
         print(f"the worker did not join: {str(error.__cause__ or '') or error}", file=sys.stderr)
         code = 1
     sys.stdout.flush()
     os._exit(code)  # threads of an engine client or of torch must not hold a finished worker
+
+
+def _address(text: str) -> str:
+    if not re.match(ADDRESS, text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not tls://host:port or tcp://host:port")
+    return text
+
+
+def _notices(text: str) -> NoticesConfig:
+    try:
+        return NoticesConfig.model_validate_json(text)
+    except ValidationError as error:
+        faults = "; ".join(f"{'.'.join(map(str, fault['loc']))} {fault['msg']}" for fault in error.errors())
+        raise argparse.ArgumentTypeError(f"{text!r}: {faults}") from None
 
 
 def _security(tls: str | None) -> tuple[Security | None, str | None]:

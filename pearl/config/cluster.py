@@ -10,6 +10,9 @@ from pydantic import Field
 from pearl.config.clouds import AzureConfig, Ec2Config, GcpConfig, KubernetesConfig
 from pearl.config.section import Section
 
+ADDRESS = r"^(tls|tcp)://[^/\s]+:[0-9]+$"
+"""Of a Dask scheduler: `tls://host:port`."""
+
 
 class NoticesConfig(Section):
     source: Literal["none", "ec2", "gcp", "azure"] = "none"
@@ -77,7 +80,7 @@ class ClusterConfig(Section):
     machines that are bought for them. All else runs on this machine."""
     rollout_workers: int = Field(2, ge=1)
     """Rollout workers of this machine that are always there, each with one SGLang engine."""
-    address: str | None = Field(None, pattern=r"^(tls|tcp)://")
+    address: str | None = Field(None, pattern=ADDRESS)
     """Of a running Dask scheduler: `tls://host:port`."""
     host: str = "127.0.0.1"
     """Address of this machine at which its scheduler and its workers listen, and which other hosts reach. Beyond
@@ -128,6 +131,11 @@ class ClusterConfig(Section):
                 return "cluster.kind = existing needs cluster.address, e.g. tls://10.0.0.1:8786"
             if self.address.startswith("tls") and self.tls_directory is None:
                 return f"cluster.address = {self.address} needs cluster.tls_directory, the folder of its certificates"
+            if self.address.startswith("tcp") and self.tls_directory is not None:
+                return (
+                    f"cluster.address = {self.address} is not encrypted, and cluster.tls_directory is set; write "
+                    "tls://, or leave the directory out"
+                )
             if self.address.startswith("tcp") and not (self.insecure or _is_loopback(self.address)):
                 return (
                     f"cluster.address = {self.address} is not encrypted, so whoever reaches it runs code as you; start "

@@ -93,6 +93,22 @@ def test_a_scheduler_that_cannot_listen_says_where_and_why(where: tuple[str, str
     assert f"error: cluster.host = {host} with cluster.scheduler_port = {port} cannot be used (" in ran.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--scheduler", "10.0.0.1"], "'10.0.0.1' is not tls://host:port"),
+        (["--scheduler", "tls://10.0.0.1:8786"], "tls:// needs --tls"),
+        (["--scheduler", "tcp://10.0.0.1:8786", "--tls", "tls"], "one at tcp:// takes none"),
+        (["--scheduler", "tcp://10.0.0.1:8786", "--notices", '{"source": "moon"}'], "source Input should be 'none'"),
+        (["--scheduler", "tcp://10.0.0.1:8786", "--notices", "ec2"], "Invalid JSON"),
+    ],
+)
+def test_a_worker_with_arguments_that_cannot_work_says_so(words: list[str], said: str) -> None:
+    line = [sys.executable, "-m", "pearl.cluster.worker", "--slot", "a", *words]
+    ran = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=REFUSED_S)
+    assert ran.returncode == 2 and said in ran.stderr and "Traceback" not in ran.stderr
+
+
 def test_the_command_line_of_a_worker_holds_no_secret(tmp_path: Path) -> None:
     made = Certificates.make(tmp_path / "tls")
     order = WorkerOrder("c", "w-0", 1, "preemptible", "tls://10.0.0.1:1", tls=made)
