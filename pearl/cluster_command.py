@@ -109,11 +109,15 @@ def manifests(
 
 
 def _run(console: Console, work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+    from pearl.cluster.launcher import LaunchFailed
+
     try:
         return asyncio.run(work)
     except KeyboardInterrupt:
         console.print("interrupted; `pearl cluster down` ends all that was started")
         raise
+    except LaunchFailed as error:
+        raise RunFailed(f"{error}; `pearl cluster down` ends all that was started") from None
 
 
 def _has_gpu() -> bool:

@@ -29,6 +29,8 @@ COMMAND_S = 60.0
 """A short command on another host, with its connection."""
 SSH_FAILED = 255
 """Exit code of `ssh` itself; all others are the remote command's."""
+NOBODY = "nobody/"
+"""No cluster's tag."""
 REACHED = "the host is reached"
 """What a host writes into a worker's log before it starts the worker."""
 OPTIONS = (
@@ -182,13 +184,16 @@ class SshLauncher:
         line = shlex.join([self._python, "-m", "pearl.cluster.reap", tag, *more])
         code, said = await self.run(host, f"cd {shlex.quote(self._directory)} && {line}")
         if code or not said.endswith(LOOKED):
-            raise LaunchFailed(f"{host} does not say what runs there: {said}", cause_of(said))
+            raise LaunchFailed(f"{host} does not say what runs there: {said or f'exit code {code}'}", cause_of(said))
         return [text for text in said.splitlines() if text.startswith("process ")]
 
     async def _try(self, host: str) -> str:
         """What is wrong with the host, or nothing."""
-        code, said = await self.run(host, f"cd {shlex.quote(self._directory)} && test -x {shlex.quote(self._python)}")
-        return "" if code == 0 else f"{host}: {said or f'there is no {self._python}'}"
+        try:
+            await self._reap(host, NOBODY, "--list")  # what `down` will ask it
+        except LaunchFailed as error:
+            return str(error)
+        return ""
 
     async def run(self, host: str, command: str) -> tuple[int, str]:
         """Exit code and what was printed; `SSH_FAILED` if the host does not answer."""

@@ -129,9 +129,11 @@ async def test_nothing_is_left_on_a_host_that_was_never_reached(server: Sshd, tm
     assert launcher.room("nobody")
 
 
-async def test_a_python_that_is_not_there_is_named_before_anything_starts(server: Sshd, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="there is no /nowhere/python"):
+async def test_a_python_that_is_not_there_or_cannot_run_pearl_is_refused(server: Sshd, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"here does not say what runs there: .*/nowhere/python: No such file"):
         await SshLauncher(config(server, python="/nowhere/python"), tmp_path, width=2).check()
+    with pytest.raises(UserError, match="here does not say what runs there: exit code 1"):
+        await SshLauncher(config(server, python="/bin/false"), tmp_path, width=2).check()
     with pytest.raises(UserError, match="holds no slot of 8 GPUs"):
         await SshLauncher(config(server), tmp_path, width=8).check()
 

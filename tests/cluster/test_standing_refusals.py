@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import Console
 
 from pearl.cluster.certificates import Certificates
+from pearl.cluster.launcher import LaunchFailed
 from pearl.cluster.standing import StandingCluster, State
+from pearl.cluster_command import _run
 from pearl.config.cluster import ClusterConfig
 from pearl.config.load import load_config
-from pearl.errors import UserError
+from pearl.core.requests import Cause
+from pearl.errors import RunFailed, UserError
 from tests.cluster.servers import free_port
 from tests.cluster.support import ROOT
 
@@ -74,3 +79,11 @@ async def test_a_cluster_that_was_interrupted_is_told_and_taken_down_with_its_ke
         await cluster(tmp_path / "cluster").scale(1, 1, 1)
     assert await cluster(tmp_path / "cluster").down() == []
     assert not tls.exists()
+
+
+def test_a_provider_that_fails_in_between_is_told_and_how_to_go_on() -> None:
+    async def scale() -> dict[str, Any]:
+        raise LaunchFailed("gpu-a does not answer", Cause.UNREACHABLE)
+
+    with pytest.raises(RunFailed, match="gpu-a does not answer; `pearl cluster down` ends all"):
+        _run(Console(), scale())
