@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from pearl.errors import RunFailed
+from pearl.errors import RunFailed, UserError
 
 app = typer.Typer(help="A cluster that outlives a run: start it, look at it, change it, end it.", no_args_is_help=True)
 
@@ -102,6 +102,8 @@ def manifests(
     from pearl.config.load import load_config
 
     config = load_config(run, overrides or [])
+    if fault := config.cluster.kubernetes.fault():
+        raise UserError(f"{run}: {fault}", "See docs/clusters.md, Kubernetes.")
     count = config.elastic.preemptible_slots if slots is None else slots
     gpus = 0 if config.engine.device == "cpu" else config.engine.tensor_parallel
     made = json_module.loads(json_module.dumps(standing_manifests(config.cluster.kubernetes, name, count, gpus)))

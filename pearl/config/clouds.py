@@ -71,7 +71,7 @@ class Ec2Config(MachinesConfig):
             for key in ("image", "security_groups"):
                 if not getattr(self, key):
                     return f"cluster.ec2.{key} is not set; name it, or a launch_template that says it"
-        return _repeated("cluster.ec2", self, "instance_types", "places")
+        return repeated("cluster.ec2", self, "instance_types", "places")
 
 
 class GcpConfig(MachinesConfig):
@@ -104,7 +104,7 @@ class GcpConfig(MachinesConfig):
         for key in ("project", "machine_types", "zones", "image"):
             if not getattr(self, key):
                 return f"cluster.gcp.{key} is not set"
-        return _repeated("cluster.gcp", self, "machine_types", "zones")
+        return repeated("cluster.gcp", self, "machine_types", "zones")
 
 
 class AzureConfig(MachinesConfig):
@@ -140,7 +140,7 @@ class AzureConfig(MachinesConfig):
         for key in ("resource_group", "location", "sizes", "image", "vnet", "security_group"):
             if not getattr(self, key):
                 return f"cluster.azure.{key} is not set"
-        return _repeated("cluster.azure", self, "sizes", "zones")
+        return repeated("cluster.azure", self, "sizes", "zones")
 
 
 class KubernetesConfig(Section):
@@ -187,10 +187,10 @@ class KubernetesConfig(Section):
             return "cluster.kubernetes.image is not set"
         if not self.node_pools:
             return "cluster.kubernetes.node_pools is empty; leave it out to take any node"
-        return _repeated("cluster.kubernetes", self, "node_pools")
+        return repeated("cluster.kubernetes", self, "node_pools")
 
 
-def _repeated(section: str, config: Any, *keys: str) -> str | None:
+def repeated(section: str, config: Any, *keys: str) -> str | None:
     for key in keys:
         values = [str(value) for value in getattr(config, key)]
         for value in values:

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field
 
-from pearl.config.clouds import AzureConfig, Ec2Config, GcpConfig, KubernetesConfig
+from pearl.config.clouds import AzureConfig, Ec2Config, GcpConfig, KubernetesConfig, repeated
 from pearl.config.section import Section
 
 ADDRESS = r"^(tls|tcp)://[^/\s]+:[0-9]+$"
@@ -45,6 +45,13 @@ class SshConfig(Section):
     """Python on the hosts; none: the path of this one."""
     directory: str | None = None
     """Working directory on the hosts; none: that of this process."""
+
+    def fault(self) -> str | None:
+        if not self.hosts or not all(self.hosts):
+            return "cluster.ssh.hosts is empty; name the hosts"
+        if min(self.devices, default=0) < 0:
+            return f"cluster.ssh.devices = {list(self.devices)} are no indices of GPUs; count them from 0"
+        return repeated("cluster.ssh", self, "hosts", "devices")  # two engines on one GPU
 
 
 class SlurmConfig(Section):
@@ -118,8 +125,8 @@ class ClusterConfig(Section):
             )
         if not preemptible_slots:
             return f"cluster.kind = {self.kind} brings preemptible slots, and elastic.preemptible_slots is 0; raise it"
-        if self.kind == "ssh" and not self.ssh.hosts:
-            return "cluster.ssh.hosts is empty; name the hosts"
+        if self.kind == "ssh" and (fault := self.ssh.fault()) is not None:
+            return fault
         if self.kind in ("ec2", "gcp", "azure", "kubernetes"):
             section = getattr(self, self.kind)
             if (fault := section.fault()) is not None:

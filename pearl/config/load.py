@@ -21,11 +21,12 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
     """Read `path`, apply `key.sub=value` overrides (values are YAML), validate. Raises UserError."""
     try:
         text = path.read_text()
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror})", "Give the path of a run's YAML file.") from error
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise UserError(f"{path} cannot be read ({why})", "Give the path of a run's YAML file.") from error
     try:
         tree = yaml.safe_load(text)
-    except (yaml.YAMLError, UnicodeError) as error:
+    except yaml.YAMLError as error:
         where = " ".join(str(error).split())
         raise UserError(f"{path} is not valid YAML: {where}", "Mend the line that is named.") from error
     if tree is None:
@@ -73,6 +74,8 @@ def _fault(fault: dict[str, Any]) -> str:
         similar = difflib.get_close_matches(path[-1], _keys(path[:-1]), n=1, cutoff=SIMILAR)
         hint = f" (did you mean {'.'.join([*path[:-1], similar[0]])}?)" if similar else ""
         return f"unknown key {key} = {fault['input']!r}{hint}"
+    if fault["type"] == "tuple_type":
+        return f"{key} = {fault['input']!r}: input should be a list, written [...]"
     if fault["type"] == "value_error":
         return str(fault["ctx"]["error"])
     return f"{key} = {fault['input']!r}: {fault['msg'][0].lower()}{fault['msg'][1:]}"

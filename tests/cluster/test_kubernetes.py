@@ -106,6 +106,11 @@ def test_the_operators_manifests_are_printed_for_kubectl() -> None:
     assert faults("DaskCluster", cluster) == [] and faults("DaskWorkerGroup", group) == []
 
 
+def test_manifests_without_an_image_are_refused() -> None:
+    printed = CliRunner().invoke(app, ["manifests", str(ROOT / "examples" / "tiny.yaml")])
+    assert isinstance(printed.exception, UserError) and "cluster.kubernetes.image is not set" in str(printed.exception)
+
+
 async def test_what_kubernetes_says_against_a_request_is_its_reason(kube: Kube, tmp_path: Path) -> None:
     launcher = KubernetesLauncher(config(pending_s=1e-3), 1)
     await launcher.check()

@@ -64,9 +64,12 @@ def test_a_broken_file_is_named(tmp_path: Path, text: str, message: str) -> None
         load_config(path)
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_missing_or_no_text_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"none\.yaml cannot be read"):
         load_config(tmp_path / "none.yaml")
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe")
+    with pytest.raises(UserError, match=r"binary\.yaml cannot be read"):
+        load_config(tmp_path / "binary.yaml")
 
 
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: path.stem)
