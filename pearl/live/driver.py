@@ -300,8 +300,8 @@ class Driver:
     def _scheduler_lost(self, reason: str) -> None:
         """Nothing can be started any more, and every worker ends; the run goes on from its journal."""
         if not self.closing:
-            where = self.cluster.contact
-            self.post(ev.TrainerFailed(f"the Dask scheduler at {where} is gone ({reason}); go on with --resume"))
+            remedy = "start its cluster anew, then go on with --resume"
+            self.post(ev.TrainerFailed(f"the Dask scheduler at {self.cluster.contact} is gone ({reason}); {remedy}"))
 
     def _set_timer(self, i: ev.SetTimer, now: float) -> None:
         def fire() -> None:
