@@ -69,6 +69,7 @@ class TrainerGroup:
         try:
             for slot in self.slots:  # a rank that waits for a dead one would hold the turn
                 await self.actors.kill(slot, life - 1)
+            self._forget_after(step)
             async with self._turn:
                 starts = (self.actors.start(slot, life, self.actors.classes.trainer) for slot in self.slots)
                 self.refs = list(await asyncio.gather(*starts))
@@ -205,6 +206,12 @@ class TrainerGroup:
         await self._all("save", lambda rank: (root, f"step-{step}", state), self.config.deadlines.checkpoint_s)
         self._say(ev.CheckpointWritten(step), life)
         _keep_newest(list(self.directory.checkpoints.glob("step-*")), "step-", self.config.checkpoint.keep)
+
+    def _forget_after(self, step: int) -> None:
+        """Remove checkpoints that were written and never told of: their steps are trained again."""
+        for folder in self.directory.checkpoints.glob("step-*"):
+            if int(folder.name.removeprefix("step-")) > step:
+                shutil.rmtree(folder)
 
     def _keep_weights(self, version: int) -> None:
         """Copy a snapshot out of memory, whole or not at all."""
