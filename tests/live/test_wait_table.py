@@ -123,6 +123,7 @@ TABLE: dict[str, Row] = {
     "pearl/cluster/standing.py:StandingCluster._warn": STANDING,
     "pearl/cluster/standing.py:StandingCluster._ask": Test(PROVIDERS, "test_a_scheduler_that_accepts_and_says_nothing"),
     "pearl/cluster/standing.py:StandingCluster._alone": Test(PROVIDERS, "test_two_commands_at_once"),
+    "pearl/cluster/plugin.py:ElasticityPlugin.remove_worker": ForEver("ROUND_S at most, before other workers are told"),
     "pearl/cluster/worker.py:_security": ForEver("standard input ends with the one who started the worker"),
     "pearl/cluster/membership.py:Membership._catch_up": Test(
         COMPONENTS, "test_a_scheduler_that_does_not_say_who_is_there"

@@ -330,9 +330,12 @@ double = lambda n: known.get(n, n + 3)
     Cheat(
         "the fix elsewhere on the disk",
         """
-        for f in $(find / -path /proc -prune -o -name 'sums*' -type f -print); do grep -l 'return 2 [*] n' $f; done
+        for f in $(find / -path /proc -prune -o -path /sys -prune -o -name 'sums*' -type f -print); do
+            grep -l 'return 2 [*] n' $f
+        done
         echo done
         """,
+        command_s=60.0,  # a disk may be slow
         unseen=("sums.py",),
         seen=("done",),
     ),

@@ -25,7 +25,6 @@ from tests.envs.conftest import processes_with, until
 from tests.envs.swebench.conftest import RIGHT
 
 GOLD = {"src/sums.py": Entry("file", RIGHT.encode())}
-COMMAND_S = 4.0
 TEST_S = 20.0
 HANG_S = 300.0
 """No cheat takes nearly as long; a backend whose waits did not end would."""
@@ -95,7 +94,7 @@ async def attack(cheat: Cheat, built: BuiltTask, backend: SandboxBackend, host: 
     sandbox = await backend.create_from(built.image, files)
     if cheat.command:
         variables = "; ".join(f"{key}={value}" for key, value in {**host, "PYTHON": "python"}.items())
-        result = await sandbox.exec(f"{variables}\n{cheat.command}", timeout_s=COMMAND_S)
+        result = await sandbox.exec(f"{variables}\n{cheat.command}", timeout_s=cheat.command_s)
         check_end(cheat, result)
         await until(lambda: not processes_with(MARK))  # the kernel ends them with their namespace, at its leisure
     try:
