@@ -104,7 +104,9 @@ class Stage:
         self.directory.close()
 
     def ended(self, awaited: str) -> Ended:
-        return next(wait for wait in self.waits.ended if awaited in wait.awaited)
+        found = [wait for wait in self.waits.ended if awaited in wait.awaited]
+        assert found, f"nobody waited for {awaited}; {self.waits.ended}; {self.events}"
+        return found[0]
 
 
 class Peer:
