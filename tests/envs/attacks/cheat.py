@@ -21,9 +21,9 @@ class Cheat:
     name: str
     command: str = ""
     """Run in the agent's sandbox, after `files` are written. `$PYTHON` is the sandbox's own."""
-    command_s: float = 4.0
-    """Its limit."""
     files: Mapping[str, str] = field(default_factory=dict)
+    command_s: float = field(default=4.0, kw_only=True)
+    """The command's limit."""
     ends: Literal["any", "timed_out", "over_output", "over_disk", "killed"] = "any"
     """How the command ends; "killed": not by itself, or by a signal."""
     seen: tuple[str, ...] = ()
