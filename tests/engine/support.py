@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from actors.rollout import RolloutWorker
@@ -23,6 +24,8 @@ ENGINE = EngineConfig(device="cpu", max_total_tokens=65536, stream_interval=4)
 KV_INTERFACE = None if transfer.missing() else "lo"
 """Over which the tests' engines hand KV on, so that they can take every role; without, they are colocated for good."""
 START_S = 300.0
+TIE = 1e-4
+"""Log-probs this close are equal but for rounding; of two random best tokens, one pair in 10,000 is."""
 
 
 async def start(worker: RolloutWorker, model_directory: Path, run_dir: Path, **more: Any) -> dict[str, Any]:
@@ -59,6 +62,18 @@ async def serve(
     both = paired(prefill, rid, prompt, tokens, **more)
     halves = await asyncio.gather(prefill.prefill(both), decode.generate(both))
     return halves[0], halves[1]
+
+
+def check_same_answer(tokens: list[int], logprobs: list[float], whole: dict[str, Any]) -> None:
+    """Greedy tokens equal those of `whole`, up to a place where the best two are as good as each other.
+
+    A prefix computed at once and one computed token by token differ by some 3e-5 in the logits; about one token in
+    100,000 has its best two closer than that, and from there on the answers are different ones.
+    """
+    pairs = zip(tokens, whole["token_ids"], strict=True)
+    parting = next((place for place, (one, other) in enumerate(pairs) if one != other), None)
+    if parting is not None:
+        assert logprobs[parting] == pytest.approx(whole["logprobs"][parting], abs=TIE), f"token {parting}"
 
 
 def progress(worker: RolloutWorker) -> dict[str, int]:

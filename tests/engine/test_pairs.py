@@ -9,7 +9,7 @@ import pytest
 
 from actors.rollout import RolloutWorker
 from actors.sglang.errors import EngineError
-from tests.engine.support import Snapshots, paired, progress, request, serve, until
+from tests.engine.support import Snapshots, check_same_answer, paired, progress, request, serve, until
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 LONG = 600
@@ -60,6 +60,11 @@ async def test_thirty_answers_interrupted_and_resumed_in_another_role(
     rng = random.Random(2)
     prompts = [[rng.randrange(5, 1000) for _ in range(rng.randint(2, 30))] for _ in range(30)]
     tokens: list[list[int]] = [[] for _ in prompts]
+    logprobs: list[list[float]] = [[] for _ in prompts]
+
+    def keep(case: int, part: dict) -> None:
+        tokens[case] += part["token_ids"]
+        logprobs[case] += part["logprobs"]
 
     async def ask(case: int, role: str, count: int) -> dict:
         rid, prompt = f"{role}{case}", prompts[case] + tokens[case]
@@ -75,12 +80,12 @@ async def test_thirty_answers_interrupted_and_resumed_in_another_role(
         await until(lambda: call.done() or progress(decoder).get(f"{role}{case}", 0) >= least)
         await decoder.interrupt(f"{role}{case}")
         part = await call
-        assert part["finish"] == "abort"
-        tokens[case] += part["token_ids"]
+        assert part["finish"] == "abort", part
+        keep(case, part)
         assert len(tokens[case]) >= least
 
     async def finish(case: int, role: str) -> None:
-        tokens[case] += (await ask(case, role, 40))["token_ids"]
+        keep(case, await ask(case, role, 40))
 
     for role, cuts, ends in (
         ("alone", range(10), ()),
@@ -96,7 +101,7 @@ async def test_thirty_answers_interrupted_and_resumed_in_another_role(
             await cut(case, role)
     for case, prompt in enumerate(prompts):
         whole = await engine.generate(request(f"whole{case}", prompt, len(tokens[case])))
-        assert tokens[case] == whole["token_ids"]
+        check_same_answer(tokens[case], logprobs[case], whole)
 
 
 async def test_sync_ends_both_halves_and_serves_the_new_weights(
