@@ -71,6 +71,7 @@ async def run_bounded(
     check: Callable[[], Awaitable[Killed | None]] | None = None,
     init_pid: Callable[[], int | None] = lambda: None,
     env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
     banner: bytes = b"",
 ) -> Finished:
     """Run `argv` in its own process group, without variables but `env`, and read all it prints.
@@ -92,6 +93,7 @@ async def run_bounded(
             stdout=printed,
             stderr=asyncio.subprocess.STDOUT,
             env=env or {},
+            cwd=cwd,
             start_new_session=True,
             pass_fds=pass_fds,
         )

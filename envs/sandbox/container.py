@@ -77,6 +77,7 @@ class ContainerSandbox(SerialSandbox):
                 kill_after_bytes=self._limits.file_mb * MB,
                 stdin=b"%s\n%d\n%s%s" % (banner, len(script), script, stdin),
                 env=self._engine.variables,
+                cwd=self._engine.directory,
                 banner=banner,
                 check=check,
             )

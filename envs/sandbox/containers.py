@@ -9,6 +9,7 @@ import secrets
 import socket
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from envs.errors import InfrastructureError
@@ -58,10 +59,11 @@ class ContainerBackend:
                 f"environment.sandbox.backend = {limits.backend} needs environment.sandbox.image",
                 "Name an image with bash, coreutils and Python (python:3.11 has them).",
             )
-        self.engine = Engine.find(limits.backend)
+        engine = Engine.find(limits.backend)
         self.directory = directory or (Path(limits.directory) if limits.directory else default_directory())
         self._limits, self._base = limits, limits.image
         self._folder = OwnedFolder(self.directory, name)
+        self.engine = replace(engine, directory=self._folder.path)
         self._label = f"{LABEL}={socket.gethostname()}:{self._folder.path}"
         self._prefix, self._numbers = f"pearl-{secrets.token_hex(6)}", itertools.count()
         self._used = False

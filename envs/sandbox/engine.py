@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO
 
 from envs.errors import InfrastructureError
@@ -28,6 +29,8 @@ class Engine:
 
     name: str
     program: str
+    directory: Path = Path("/")
+    """In which containers are started: podman's monitor leaves a file there when one runs out of memory."""
 
     @classmethod
     def find(cls, name: str) -> Engine:
