@@ -168,9 +168,8 @@ hosts = st.sampled_from([f"h{i}" for i in range(6)])
 
 @given(st.lists(st.tuples(st.integers(0, 2), hosts, st.lists(hosts, max_size=2)), max_size=40))
 def test_no_ring_of_hosts_waits_and_each_has_a_last_resort(asks: list[tuple[int, str, list[str]]]) -> None:
-    fan, first_asked, whole = FanOut("trainer"), {}, set()
+    fan, first_asked = FanOut("trainer"), dict[tuple[int, str], int]()
     for number, (version, host, holders) in enumerate(asks):
-        whole |= {(version, holder) for holder in holders}
         first_asked.setdefault((version, host), number)
         sources = fan.sources(version, host, holders)
         assert sources[-1] == "trainer" and host not in sources and len(sources) == len(set(sources))

@@ -94,7 +94,7 @@ def azure(monkeypatch: pytest.MonkeyPatch) -> Azure:
     azure = Azure()
 
     class Wire(HTTPAdapter):
-        def send(self, request: Any, **_: Any) -> Any:
+        def send(self, request: Any, *_: Any, **__: Any) -> Any:
             status, said = azure.answer(request.method, request.url, json.loads(request.body or "null"))
             form, content = {"Content-Type": "application/json"}, io.BytesIO(json.dumps(said).encode())
             return self.build_response(request, HTTPResponse(content, form, status, preload_content=False))

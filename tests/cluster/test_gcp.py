@@ -113,7 +113,9 @@ def described(value: Any, schema: dict[str, Any], schemas: dict[str, Any], at: s
     """What Google's description of its API says against a value."""
     if "$ref" in schema:
         schema = schemas[schema["$ref"]]
-    kinds = {"object": dict, "array": list, "string": str, "boolean": bool, "integer": int, "number": (int, float)}
+    kinds: dict[str, Any] = {
+        "object": dict, "array": list, "string": str, "boolean": bool, "integer": int, "number": (int, float),
+    }  # fmt: skip
     if not isinstance(value, kinds[schema["type"]]):
         return [f"{at} = {value!r} is no {schema['type']}"]
     if isinstance(value, list):

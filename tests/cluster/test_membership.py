@@ -75,6 +75,7 @@ class Desk:
         if self.workers.pop(address, None) is None:
             return
         if pause := self.plugin.remove_worker(self, address, stimulus_id=stimulus_id):
+            assert asyncio.iscoroutine(pause)
             pause.close()  # there are no other workers to be told
         await asyncio.sleep(0)
 
@@ -120,9 +121,9 @@ def test_a_driver_that_comes_and_goes_finds_the_truth_and_nothing_twice(actions:
             elif action == "leave" and address in desk.workers:
                 await desk.remove_worker(address, stimulus_id="x")
             elif action == "notice":
-                here = address in desk.workers
-                assert desk.plugin.notice(slot, lives[slot], 30, "test")["status"] == ("OK" if here else "unknown")
-                noticed |= {address} if here else set()
+                known = address in desk.workers
+                assert desk.plugin.notice(slot, lives[slot], 30, "test")["status"] == ("OK" if known else "unknown")
+                noticed |= {address} if known else set()
             elif action == "slow":
                 desk.slow = True
             elif action in ("away", "back"):
@@ -154,8 +155,8 @@ def test_a_driver_that_comes_and_goes_finds_the_truth_and_nothing_twice(actions:
                     here = 0
             assert bool(here) == (f"{name}#{lives[name]}" in desk.workers)
         for address in noticed & set(desk.workers):
-            slot, _, life = address.partition("#")
-            assert ("notice", slot, int(life)) in said
+            slot, _, number = address.partition("#")
+            assert ("notice", slot, int(number)) in said
 
     asyncio.run(play())
 

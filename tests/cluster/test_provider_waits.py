@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from pearl.cluster import existing, machines, slurm, ssh, standing
+from pearl.cluster.certificates import Certificates
 from pearl.cluster.errors import ActorTimeout
 from pearl.cluster.existing import ExistingCluster, FreeProcess, probe
-from pearl.cluster.launcher import LaunchFailed, WorkerOrder
+from pearl.cluster.launcher import LaunchFailed, WorkerOrder, WorkerProcess
 from pearl.cluster.machines import Machine, MachineLauncher
 from pearl.cluster.slurm import SlurmJob, SlurmLauncher
 from pearl.cluster.ssh import SshLauncher
@@ -51,12 +52,12 @@ async def within(awaited: Any) -> Any:
 async def test_a_scheduler_that_accepts_and_says_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(existing, "CONNECT_S", LIMIT_S)
     monkeypatch.setattr(standing, "ASK_S", LIMIT_S)
-    monkeypatch.setattr(standing.Certificates, "security", lambda self: Plain())
+    monkeypatch.setattr(Certificates, "security", lambda self: Plain())
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
         with pytest.raises(UserError, match=r"no Dask scheduler answers at cluster\.address"):
             await within(probe(address, None))
-        standing.Certificates.make(tmp_path / "tls")
+        Certificates.make(tmp_path / "tls")
         state = State("c", ClusterConfig().model_dump(mode="json"), 0, 1, address)
         state.save(tmp_path / standing.STATE)
         status = await within(StandingCluster(tmp_path, print).status())
@@ -164,7 +165,7 @@ async def test_workers_of_a_standing_cluster_that_never_join_or_leave(
 
     monkeypatch.setattr(cluster, "_ask", ask)
     state = State("c", {}, 0, 1, "tcp://127.0.0.1:1")
-    jobs = {
+    jobs: dict[str, WorkerProcess] = {
         name: SlurmJob(SlurmLauncher(SlurmConfig(), tmp_path), name, "7", tmp_path) for name in ("slot-0", "slot-1")
     }
     missing = await within(cluster._joined(state, jobs, LIMIT_S))

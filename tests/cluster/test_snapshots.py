@@ -83,7 +83,7 @@ class Slot(Server):
         super().__init__({}, connection_args=security.get_connection_args("worker"))
         self.connection_args = security.get_connection_args("worker")
         self.copies = HostCopies(host, base)
-        self.exchange = SnapshotExchange(self, self.copies)  # type: ignore[arg-type]
+        self.exchange = SnapshotExchange(self, self.copies)
 
     async def bring(self, origin: Origin, *sources: list[str], timeout_s: float = FETCH_S) -> dict[str, Any]:
         return await self.exchange.fetch(origin.to_wire(), VERSION, list(sources), timeout_s)
@@ -105,7 +105,7 @@ class Odd(Server):
     def __init__(self, stream: Callable[..., Any]) -> None:
         super().__init__({"pearl_snapshot_stream": stream})
 
-    async def __aenter__(self) -> list[str]:  # type: ignore[override]
+    async def __aenter__(self) -> list[str]:
         await self.listen("tcp://127.0.0.1:0")
         return ["odd", self.address]
 
@@ -286,9 +286,9 @@ async def test_a_worker_that_does_not_answer(
     a.slots[0].handlers |= {"pearl_snapshot_fetch": never, "pearl_snapshot_retire": never}
     calls = Calls()
     with pytest.raises(ActorTimeout, match=r"a-0: weights of version 3: no answer within 0.3 s"):
-        await fetch_at(calls, LostWorkers(), Source(*a.source()), origin, VERSION, [], 0.2)  # type: ignore[arg-type]
+        await fetch_at(calls, LostWorkers(), Source(*a.source()), origin, VERSION, [], 0.2)
     with pytest.raises(TimeoutError):
-        await retire_at(calls, a.source()[1], origin, VERSION)  # type: ignore[arg-type]
+        await retire_at(calls, a.source()[1], origin, VERSION)
 
 
 class Calls:

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from pearl.cluster.adapter import SlotShape
+from pearl.cluster.adapter import RequestFailed, SlotShape
 from pearl.cluster.binding import Binding
 from pearl.cluster.launcher import LaunchFailed, WorkerOrder
 from pearl.cluster.launching import LaunchingAdapter
@@ -78,7 +78,8 @@ async def setup(server: Sshd, tmp_path: Path) -> AsyncIterator[Setup]:
 async def test_slots_come_from_the_host_that_answers_serve_and_go_with_all_they_started(setup: Setup) -> None:
     await setup.adapter.connect()
     await setup.adapter.request(Zone.PREEMPTIBLE, 2, TWO_GPUS)
-    joined, failures = [], []
+    joined: list[SlotJoined] = []
+    failures: list[RequestFailed] = []
     while len(joined) < 2:
         event = await setup.event(Event)
         (joined if isinstance(event, SlotJoined) else failures).append(event)

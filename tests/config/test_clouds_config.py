@@ -17,7 +17,7 @@ AZURE = {
     "vnet": "net", "security_group": "closed",
 }  # fmt: skip
 KUBERNETES = {"image": "pearl:1"}
-ALL = {"ec2": EC2, "gcp": GCP, "azure": AZURE, "kubernetes": KUBERNETES}
+ALL: dict[str, dict[str, Any]] = {"ec2": EC2, "gcp": GCP, "azure": AZURE, "kubernetes": KUBERNETES}
 
 
 def made(kind: str, section: dict[str, Any], host: str = HOST) -> None:

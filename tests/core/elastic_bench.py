@@ -91,7 +91,7 @@ class Bench:
         """Answer the newest instruction of this kind to each of these workers."""
         new: list[Instruction] = []
         for name in names:
-            new += self.answer(next(i for i in reversed(self.out) if isinstance(i, kind) and i.worker == name))
+            new += self.answer(next(i for i in reversed(kinds(self.out, kind)) if i.worker == name))
         return new
 
     def join(self, *names: str, life: int = 1, lifetime_s: float | None = None) -> list[Instruction]:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pearl.core.autoscaler import Autoscaler, AutoscalerSettings, Objective, Offer
+from pearl.core.autoscaler import Autoscaler, AutoscalerSettings, Objective, Offer, Scale
 
 PREPARATION_S = 60.0
 
 
-def amdahl(serial_s: float, parallel_s: float, others: int = 2):
+def amdahl(serial_s: float, parallel_s: float, others: int = 2) -> Callable[[int], float]:
     return lambda n: serial_s + parallel_s / (others + n)
 
 
-def decide(autoscaler: Autoscaler, offer: Offer, now: float = 0.0, training_s: float = 10.0, parallel_s: float = 400.0):
+def decide(
+    autoscaler: Autoscaler, offer: Offer, now: float = 0.0, training_s: float = 10.0, parallel_s: float = 400.0
+) -> Scale:
     rollout_s = amdahl(20.0, parallel_s)
     return autoscaler.decide(offer, lambda n: max(rollout_s(n), training_s), PREPARATION_S, now)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -59,8 +60,8 @@ class Table(MakespanModel):
         return np.array([self.makespan(profile, layout_of(row), batch) for row in layouts])
 
 
-def decide(seconds: dict[str, float], current: str | None, workers: int = 8, **thresholds: float):
-    engine = DecisionEngine(DecisionSettings(constraints=False, **thresholds), Table(seconds))  # type: ignore[arg-type]
+def decide(seconds: dict[str, float], current: str | None, workers: int = 8, **thresholds: Any) -> Decision:
+    engine = DecisionEngine(DecisionSettings(constraints=False, **thresholds), Table(seconds))
     return engine.decide(PROFILE, workers, 64, Layout.parse(current) if current else None)
 
 
@@ -75,7 +76,7 @@ def test_the_least_makespan_is_chosen_where_there_is_nothing_to_lose() -> None:
 
 
 def test_a_change_of_mode_needs_more_than_a_change_of_ratio() -> None:
-    limits = {"mode_threshold": 0.05, "ratio_threshold": 0.02}
+    limits: dict[str, Any] = {"mode_threshold": 0.05, "ratio_threshold": 0.02}
     seconds = {"8C": 100.0, "4P4D": 100.0, "3P5D": 97.0}
     assert decide(seconds, "8C", **limits).layout == Layout(0, 0, 8)
     assert decide(seconds, "4P4D", **limits).layout == Layout(3, 5)

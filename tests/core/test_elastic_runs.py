@@ -49,7 +49,7 @@ RUNS = st.fixed_dictionaries(
 @given(RUNS)
 def test_every_elastic_run_ends_and_no_sample_is_lost(run: dict) -> None:
     virtual = play_elastic(**run)
-    assert not virtual.end.failed, virtual.end.reason  # type: ignore[attr-defined]
+    assert not virtual.end.failed, virtual.end.reason
     assert virtual.pipeline.samples_unfinished == 0, "a sample is lost"
     ended = Counter(e.sample for e in surviving_ends(virtual.log))
     assert all(count == 1 for count in ended.values()), "a sample ended twice in one lineage"

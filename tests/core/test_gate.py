@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from pearl.core.gate import Average, ask_gate
 
 
-def amdahl(parallel_s: float, dedicated: int):
+def amdahl(parallel_s: float, dedicated: int) -> Callable[[int], float]:
     return lambda k: parallel_s / (dedicated + k)
 
 

@@ -100,7 +100,7 @@ def test_routing_never_overloads_and_never_refuses_while_there_is_room(
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.one_of(st.none(), st.integers(0, 6))), max_size=40))
 def test_the_load_index_always_knows_the_least(changes: list[tuple[int, int | None]]) -> None:
-    index, loads = LoadIndex(), {}
+    index, loads = LoadIndex(), dict[str, int]()
     for number, load in changes:
         name = f"w{number}"
         if load is None:

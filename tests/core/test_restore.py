@@ -105,8 +105,8 @@ def test_a_trajectory_goes_on_from_where_it_was() -> None:
 def test_a_score_that_crosses_the_loss_of_its_environment_counts_for_nothing(discarded_first: bool) -> None:
     """Whoever scores writes the record; whether the machine hears of the loss before or behind that is chance."""
     first, second = TrajectoryId(0, 0, 0), TrajectoryId(0, 0, 1)
-    discard = {"kind": "discard", "trajectory": first, "infrastructure": True}
-    finished = {"kind": "finished", "trajectory": {"id": first, "reward": 1.0}}
+    discard: dict[str, Any] = {"kind": "discard", "trajectory": first, "infrastructure": True}
+    finished: dict[str, Any] = {"kind": "finished", "trajectory": {"id": first, "reward": 1.0}}
     records: list[dict[str, Any]] = [
         {"kind": "draw", "group": 0, "task": 3, "cursor": 1, "members": 2},
         *({"kind": "open", "trajectory": TrajectoryId(0, m, 0)} for m in (0, 1)),

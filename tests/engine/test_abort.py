@@ -8,6 +8,7 @@ import random
 import pytest
 
 from actors.rollout import RolloutWorker
+from actors.sglang.client import PauseMode
 from tests.engine.support import ENGINE, Snapshots, check_same_answer, progress, request, until
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
@@ -92,7 +93,7 @@ async def test_deadline_returns_what_is_there(engine: RolloutWorker) -> None:
 
 
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
-async def test_pause_keeps_requests(engine: RolloutWorker, mode: str) -> None:
+async def test_pause_keeps_requests(engine: RolloutWorker, mode: PauseMode) -> None:
     whole = await engine.generate(request("w", tokens=LONG))
     call = asyncio.create_task(engine.generate(request("p", tokens=LONG)))
     await until(lambda: progress(engine).get("p", 0) > 0)
@@ -125,7 +126,7 @@ async def test_pause_abort_ends_requests_and_holds_new_ones(engine: RolloutWorke
 
 
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
-async def test_abort_while_paused(engine: RolloutWorker, mode: str) -> None:
+async def test_abort_while_paused(engine: RolloutWorker, mode: PauseMode) -> None:
     call = asyncio.create_task(engine.generate(request("p", tokens=LONG)))
     await until(lambda: progress(engine).get("p", 0) > 0)
     await engine.pause(mode)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 
 import pytest
@@ -120,7 +121,7 @@ def test_kv_transfer_is_refused_where_it_cannot_work(tiny_model: Path, monkeypat
 
     monkeypatch.setattr(transfer, "find_spec", lambda name: name)
     with monkeypatch.context() as patch:
-        patch.setattr(transfer.ctypes, "CDLL", absent)
+        patch.setattr(ctypes, "CDLL", absent)
         with pytest.raises(UserError, match=r"libibverbs\.so\.1.*apt-get install libibverbs1"):
             plan(tiny_model, kv=KV)
     monkeypatch.setattr(transfer, "missing", lambda: None)

@@ -91,7 +91,8 @@ def test_kv_that_did_not_arrive_is_the_loss_of_the_other_half(broken: dict[str, 
     generation.feed(reply([1], total=1))
     generation.feed(broken)
     assert (generation.finish, generation.reason) == (FinishReason.LOST, "KV transfer failed")
-    assert generation.peer_lost and generation.token_ids == generation.logprobs == generation.versions == []
+    assert generation.peer_lost
+    assert (generation.token_ids, generation.logprobs, generation.versions) == ([], [], [])
 
 
 def test_pair_travels_with_its_request() -> None:

@@ -116,7 +116,7 @@ def test_tied_head_is_the_embedding() -> None:
     model = nn.Module()
     model.model = nn.Module()
     model.model.embed_tokens = nn.Embedding(64, 4)
-    model.config = type("Config", (), {"tie_word_embeddings": True})()  # type: ignore[assignment]
+    model.config = type("Config", (), {"tie_word_embeddings": True})()
     assert place(model, Manifest(1, "h", ())).missing == ["model.embed_tokens.weight"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import ctypes
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,7 @@ async def test_doctor_names_what_roles_lack(monkeypatch: pytest.MonkeyPatch) -> 
         raise OSError(name)
 
     monkeypatch.setattr(transfer, "find_spec", lambda name: name)
-    monkeypatch.setattr(transfer.ctypes, "CDLL", absent)
+    monkeypatch.setattr(ctypes, "CDLL", absent)
     found = doctor._transfer()
     assert found.state == "missing" and "colocated only" in found.text and "apt-get install libibverbs1" in found.remedy
 

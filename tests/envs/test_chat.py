@@ -11,7 +11,7 @@ from pearl.errors import UserError
 from pearl.models import resolve_model
 
 texts = st.text(
-    alphabet=st.one_of(st.sampled_from("ab \n\t`<|>_"), st.characters(exclude_categories=("Cs",))), max_size=40
+    alphabet=st.one_of(st.sampled_from("ab \n\t`<|>_"), st.characters(exclude_categories=["Cs"])), max_size=40
 )
 special = st.sampled_from(["<|im_end|>", "<|im_start|>user\n", "<|endoftext|>", "<|im_<|im_end|>end|>"])
 contents = st.lists(texts | special, max_size=4).map("".join)

@@ -31,7 +31,7 @@ def family(name: str, backend: BubblewrapBackend, tasks: int = 64, seed: int = 0
 
 
 @pytest.fixture
-async def play(backend: BubblewrapBackend) -> AsyncIterator:  # type: ignore[type-arg]
+async def play(backend: BubblewrapBackend) -> AsyncIterator:
     """Play commands on a fresh environment: the last step's result and the score."""
 
     async def played(environment: Environment, *commands: str) -> tuple[StepResult | None, Score]:
@@ -49,6 +49,7 @@ async def play(backend: BubblewrapBackend) -> AsyncIterator:  # type: ignore[typ
 @pytest.mark.parametrize("name", SOLVABLE)
 async def test_every_task_can_be_solved_and_is_not_solved_by_doing_nothing(name, backend, play) -> None:  # type: ignore[no-untyped-def]
     tasks = family(name, backend)
+    assert not isinstance(tasks, LettersFamily)
     assert len(tasks.tasks) == 64 and len({task.name for task in tasks.tasks}) == 64
     gate = asyncio.Semaphore(8)
 
@@ -119,6 +120,7 @@ def task_of(made: Family, kind: str) -> int:
 )
 async def test_part_of_the_work_earns_part_of_the_reward(backend, play, kind, command, low, high) -> None:  # type: ignore[no-untyped-def]
     made = family("files", backend)
+    assert isinstance(made, FilesFamily)
     index = task_of(made, kind)
     solution = made.solution(index)
     paths = [word for word in solution.split() if "." in word or kind == "directory"]
@@ -129,6 +131,7 @@ async def test_part_of_the_work_earns_part_of_the_reward(backend, play, kind, co
 
 async def test_two_tries(backend, play) -> None:  # type: ignore[no-untyped-def]
     made = family("files", backend)
+    assert isinstance(made, FilesFamily)
     step, score = await play(made.open(0), "echo wrong > other; rm other; false", made.solution(0))
     assert step.done and score.reward == 1.0
 
@@ -240,9 +243,10 @@ async def test_knowing_only_the_visible_tests_is_not_enough(backend, play) -> No
 
 async def test_a_forged_report_is_worth_what_it_knows(backend) -> None:  # type: ignore[no-untyped-def]
     made = family("bugfix", backend, tasks=len(BUGS))
+    assert isinstance(made, BugfixFamily)
     index = task_of(made, "add")
-    module = made._made[index].module  # type: ignore[union-attr]
-    score = await made.open(index).grade({module: Entry("file", FORGE.encode())}, 60)  # type: ignore[union-attr]
+    module = made._made[index].module
+    score = await made.open(index).grade({module: Entry("file", FORGE.encode())}, 60)
     assert score.reward == 0.5  # three of five answers are known, one of them passed before
 
 
@@ -283,6 +287,7 @@ def test_entries_compare_by_content() -> None:
 )
 async def test_letters_counts_the_letter_among_all_that_is_not_white_space(answer, reward, backend, play) -> None:  # type: ignore[no-untyped-def]
     made = family("letters", backend)
+    assert isinstance(made, LettersFamily)
     step, score = await play(made.open(0), answer.format(made.tasks[0].kind))
     assert step.done and score.reward == pytest.approx(reward)
     assert made.parse("any ```text```").command == "any ```text```"

@@ -70,9 +70,11 @@ class Stage:
     """The driver's executors without the machine: a test says what to carry out and reads the events."""
 
     def __init__(self, cluster: LocalCluster, folder: Path, cls: type, **sections: dict[str, Any]) -> None:
-        keys = ("engine_start", "trainer_start", "worker_start", "generate", "abort", "sync", "environment_start")
-        keys += ("environment_step", "score", "train", "publish", "checkpoint", "shutdown", "engine_stop", "memory")
-        keys += ("offload", "environment_build")
+        keys = (
+            "engine_start", "trainer_start", "worker_start", "generate", "abort", "sync", "environment_start",
+            "environment_step", "score", "train", "publish", "checkpoint", "shutdown", "engine_stop", "memory",
+            "offload", "environment_build",
+        )  # fmt: skip
         tree: dict[str, Any] = {
             "run_dir": str(folder / "run"),
             "cluster": {"rollout_workers": 1},

@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 
 from actors.environment import EnvironmentWorker
-from actors.sglang import process as engine_process
 from actors.sglang import update
 from actors.sglang.client import EngineClient
 from actors.sglang.errors import EngineTimeout
@@ -40,7 +39,7 @@ from pearl.core.trajectory import FinishReason
 from pearl.errors import UserError
 from pearl.live.waits import WaitTable, in_own_thread
 from pearl.locks import locked
-from tests.envs.test_sandbox import until
+from tests.envs.conftest import until
 from tests.live.blocking import LATE_S, LIMIT_S, LONG_S, ends_at, peer
 from tests.trainer.ranks import RankError, RankProcess
 from tests.trainer.samples import MODEL as RANK_MODEL
@@ -160,7 +159,7 @@ async def test_a_broken_connection_waits_for_the_death_of_its_server(
 async def test_a_server_that_never_answers_its_health(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sleeper: str
 ) -> None:
-    monkeypatch.setattr(engine_process.sys, "executable", sleeper)
+    monkeypatch.setattr(sys, "executable", sleeper)
     async with peer() as (_, port):
         said = r"the engine did not answer within 0\.3 s"
         with ends_at(), pytest.raises(EngineTimeout, match=said):
@@ -168,7 +167,7 @@ async def test_a_server_that_never_answers_its_health(
 
 
 async def test_a_server_that_ignores_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sleeper: str) -> None:
-    monkeypatch.setattr(engine_process.sys, "executable", sleeper)
+    monkeypatch.setattr(sys, "executable", sleeper)
     async with peer(health="{}") as (_, port):
         process = await EngineProcess.start([], {}, port=port, log=tmp_path / "log", timeout_s=LONG_S)
         with monkeypatch.context() as patch:
@@ -346,7 +345,7 @@ def test_users_of_a_folder_that_survive_their_kill(directory: Path, monkeypatch:
     said = rf"processes \[{user.pid}\] of the sandbox folder .* cannot be killed"
     try:
         with monkeypatch.context() as patch, ends_at(), pytest.raises(InfrastructureError, match=said):
-            patch.setattr(sandbox_folder.os, "kill", lambda *_: None)
+            patch.setattr(os, "kill", lambda *_: None)
             sandbox_folder._kill_users_of(directory)
     finally:
         user.kill()
@@ -357,7 +356,7 @@ def test_users_of_a_folder_that_survive_their_kill(directory: Path, monkeypatch:
 
 
 def test_a_conversion_that_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sleeper: str) -> None:
-    monkeypatch.setattr(universal.sys, "executable", sleeper)
+    monkeypatch.setattr(sys, "executable", sleeper)
     checkpoint = tmp_path / "step-2"
     checkpoint.mkdir()
     said = re.escape(f"converting {checkpoint} took longer than 0.3 s")
@@ -411,7 +410,7 @@ async def test_a_scheduler_that_does_not_say_who_is_there(monkeypatch: pytest.Mo
     monkeypatch.setattr(membership, "ANSWER_S", LIMIT_S)
     said = r"driver waited in vain for the Dask scheduler's list of members: 0\.3 s passed"
     with ends_at(), pytest.raises(TimeoutError, match=said):
-        await membership.Membership(client, print).start()  # type: ignore[arg-type]
+        await membership.Membership(client, print).start()
 
 
 async def test_a_notice_that_is_never_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,7 @@ async def test_a_remote_sandbox_that_does_not_answer(monkeypatch: pytest.MonkeyP
 
 async def test_a_supervisor_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "ANSWER_S", 0.0)
-    monkeypatch.setattr(process.sys, "executable", program(tmp_path / "python", "exec sleep 98501"))
+    monkeypatch.setattr(sys, "executable", program(tmp_path / "python", "exec sleep 98501"))
     sandbox = ProcessSandbox(tmp_path, str(tmp_path), Base(), SandboxConfig())
     with ends_at(), pytest.raises(InfrastructureError, match="did not answer: TimeoutError"):
         await sandbox.exec("true", timeout_s=LIMIT_S)

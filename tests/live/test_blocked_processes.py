@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from distributed import Client
 
 from pearl.cluster import cluster as cluster_module
 from pearl.cluster import processes
@@ -85,7 +86,7 @@ async def test_a_process_that_survives_its_kill(
         os.kill(pid, signal.SIGSTOP)
         with monkeypatch.context() as patch:
             patch.setattr(processes, "KILL_S", LIMIT_S)
-            patch.setattr(processes.os, "killpg", lambda *_: None)
+            patch.setattr(os, "killpg", lambda *_: None)
             with ends_at():
                 await stage.actors.kill("rollout-0", stage.life)
             with ends_at():
@@ -114,7 +115,7 @@ async def test_a_cluster_that_does_not_start_or_close(tmp_path: Path, monkeypatc
         await asyncio.Event().wait()
 
     monkeypatch.setattr(cluster_module, "CLOSE_S", LIMIT_S)
-    monkeypatch.setattr(cluster_module.Client, "register_plugin", never)
+    monkeypatch.setattr(Client, "register_plugin", never)
     starting = LocalCluster(tmp_path, lambda *_: None)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(2.0), starting:

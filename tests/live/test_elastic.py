@@ -12,7 +12,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgpack
 import pytest
@@ -133,7 +133,7 @@ async def play(
     return story, counts
 
 
-def serves(entry: Entry, slot: str) -> bool:
+def serves(entry: Entry, slot: str) -> TypeGuard[ev.Generate]:
     return isinstance(entry, ev.Generate) and entry.worker == slot
 
 
@@ -309,7 +309,7 @@ async def test_a_resumed_run_goes_on_in_the_middle_of_its_trace(tmp_path: Path) 
     trace = tmp_path / "trace.json"
     trace.write_text('{"events": [[0, 1], [100000, 0]]}')
     played = {"file": str(trace), "scale": 0.01, "notice_s": 1000.0}
-    elastic = {"policy": "elastic", "preemptible_slots": 1, "availability": played}
+    elastic: dict[str, Any] = {"policy": "elastic", "preemptible_slots": 1, "availability": played}
     reached = []
 
     def plot(driver: Driver, entry: Entry) -> bool:

@@ -17,6 +17,10 @@ HANDED_ON = {"handed_on": True, "finish": "length", "reason": "", "peer_lost": F
 ANSWER = {"token_ids": [3, 4], "finish": "stop", "reason": "", "peer_lost": False}
 NOTHING = {"token_ids": [], "finish": "abort", "reason": "aborted before its KV arrived", "peer_lost": False}
 
+PREFILL: Any = "p"
+DECODE: Any = "d"
+"""What `Workers` takes for references to its actors."""
+
 
 class Workers:
     """Two workers, "p" and "d". A half answers what it was given, at once or, if that is a list, when interrupted."""
@@ -50,8 +54,8 @@ async def ask(workers: Any) -> tuple[dict[str, Any], str, int]:
     """Reply, why the prefill half is lost, and how often its KV was handed on."""
     handed: list[None] = []
     reply, lost, _ = await serve_pair(
-        workers, "p", "d", REQUEST, KV, interrupt_s=5.0, waiter="g0.0.0", handed_on=lambda: handed.append(None)
-    )  # type: ignore[arg-type]
+        workers, PREFILL, DECODE, REQUEST, KV, interrupt_s=5.0, waiter="g0.0.0", handed_on=lambda: handed.append(None)
+    )
     return reply, lost, len(handed)
 
 
@@ -94,9 +98,10 @@ async def test_lost_decode_half_releases_the_prefill_half() -> None:
     ("said", "lives"), [(ActorLost("p is gone"), False), (ActorCallFailed("the engine died", "EngineDied"), True)]
 )
 async def test_it_is_told_whether_the_actor_of_a_lost_prefill_half_lives(said: Exception, lives: bool) -> None:
+    workers: Any = Workers(said, [NOTHING])
     _, _, answers = await serve_pair(
-        Workers(said, [NOTHING]), "p", "d", REQUEST, KV, interrupt_s=5.0, waiter="", handed_on=lambda: None
-    )  # type: ignore[arg-type]
+        workers, PREFILL, DECODE, REQUEST, KV, interrupt_s=5.0, waiter="", handed_on=lambda: None
+    )
     assert answers is lives
 
 

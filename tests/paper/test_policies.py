@@ -10,8 +10,10 @@ from typer.testing import CliRunner
 
 from pearl.cli import app
 from pearl.core import events as ev
+from pearl.core.decision import DecisionEngine
 from pearl.core.layout import Mode
 from pearl.core.policies import COMPARED, POLICIES, POLICY_NAMES, SYSTEMS, policy_named
+from pearl.core.scheduler import Scheduler
 from pearl.sim.scenario import Scenario, simulate
 
 SCENARIO = Scenario(
@@ -69,7 +71,10 @@ def observed(name: str) -> Behaviour:
     log = Log()
     summary, simulator = simulate(replace(SCENARIO, policy=name), [log])
     assert summary["trajectories_lost"] == 0 and summary["steps"] >= 3
+    assert isinstance(simulator.machine, Scheduler)
     cold = simulator.machine.elastic
+    engine, tracker = cold.policy.engine, cold.tracker
+    assert isinstance(engine, DecisionEngine) and tracker is not None
     whole = [entry for entry in log.decisions if entry.workers >= 2]
     layouts = [entry.decision.layout for entry in whole]
     considered = {c.layout.mode for entry in whole for c in entry.decision.candidates if c.makespan_s < float("inf")}
@@ -80,23 +85,22 @@ def observed(name: str) -> Behaviour:
         assert all(one.mode is Mode.DISAGGREGATED for one in layouts)
         roles = "pairs"
     else:
-        roles = "mixed too" if cold.policy.engine.settings.mixed else "either"
+        roles = "mixed too" if engine.settings.mixed else "either"
     borrows = "never"
     if log.gates:
         always = all(entry.decision.reason == "always" for entry in log.gates)
         parts = ("gated", "all or none")[not cold.settings.partial_borrowing]
         borrows = "always" if always else parts
         assert (summary["borrowings"] > 0) == any(entry.decision.borrow for entry in log.gates)
-    model = cold.policy.engine.model
+    model = engine.model
     bubbles = getattr(getattr(model, "model", model), "bubble", True)
     used = bool(considered) or borrows in ("gated", "all or none")
     said = f"{model.name}{'' if bubbles else ' without bubbles'}" if used else ""
-    same = cold.tracker.profile() == cold.tracker.profile().__class__(*_prior(cold))
+    same = tracker.profile() == tracker.profile().__class__(*_prior(tracker))
     return Behaviour(summary["preemptible_gpu_s"] > 100, borrows, roles, said, learns=not same)
 
 
-def _prior(cold: Any) -> tuple[Any, Any]:
-    tracker = cold.tracker
+def _prior(tracker: Any) -> tuple[Any, Any]:
     prior = getattr(tracker, "prior", None) or tracker.known
     return prior.engine, prior.workload
 

@@ -25,7 +25,7 @@ TINY = Plan(
     WORLD, seeds=1, batch_seeds=2, hours=0.12, steps=2, skip=1, gpus=(4, 8), batches=(32, 64), lengths=(8192, 32_768),
     pairs_batches=(32, 48, 64, 96), ratios=((10, False),), environments=1, environment_steps=1, environment_seeds=1,
 )  # fmt: skip
-FIELDS = {
+FIELDS: dict[str, Any] = {
     "figure": str, "name": str, "model": str, "published": (int, float, type(None)), "ours": (int, float),
     "lo": (int, float), "hi": (int, float), "unit": str, "held_out": bool, "agrees_sign": (bool, type(None)),
     "agrees_rank": (bool, type(None)), "within_5_points": (bool, type(None)), "note": str,

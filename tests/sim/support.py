@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pearl.core.layout import Role
+from pearl.core.telemetry import TurnTelemetry
 from pearl.core.trajectory import FinishReason, TrajectoryId
 from pearl.core.workload import EngineProfile
 from pearl.sim.clock import Clock
@@ -31,7 +32,7 @@ class Bench:
         self.options, self.profile = options or EngineOptions(), profile
         self.done: dict[TrajectoryId, tuple[float, int, FinishReason]] = {}
         self.requests: dict[TrajectoryId, Request] = {}
-        self.telemetry = {}
+        self.telemetry: dict[TrajectoryId, TurnTelemetry] = {}
         self.handed: list[tuple[float, TrajectoryId]] = []
 
     def engine(self, name: str = "w", role: Role = Role.COLOCATED, kind: type[Engine] = Engine) -> Engine:

@@ -84,7 +84,8 @@ def test_slots_follow_the_trace_life_by_life(counts: list[int], notice_s: float 
             case ev.SlotLost():
                 assert present.pop(event.worker) == event.life
                 if notice_s is not None:
-                    assert noticed[event.worker] == (pytest.approx(time_s), event.life)
+                    left_s, life = noticed[event.worker]
+                    assert left_s == pytest.approx(time_s) and life == event.life
     assert len(present) == counts[-1]
     assert [slot.zone for slot in cluster.slots] == [Zone.RESERVED, Zone.OVERLAP, Zone.OVERLAP]
     assert cluster.slots[-1].trainer_ranks == (2, 3)

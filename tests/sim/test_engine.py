@@ -73,7 +73,7 @@ def test_a_prefill_blocks_the_decoding_of_others() -> None:
     disturbed = crowded.ask(engine, 0, 100, 50)
     crowded.ask(engine, 1, 30_000, 2, at=0.1)
     crowded.play()
-    prefill = crowded.telemetry[(0, 1, 0)].prefill_s
+    prefill = crowded.telemetry[TrajectoryId(0, 1, 0)].prefill_s
     assert crowded.done[disturbed][0] > alone.done[quiet][0] + 0.9 * prefill
 
 
@@ -83,7 +83,7 @@ def test_the_next_turn_finds_its_prefix_and_a_group_its_prompt() -> None:
     first = bench.ask(engine, 0, 500, 20, shared=400)
     bench.ask(engine, 1, 450, 20, shared=400, at=10)
     bench.play()
-    assert bench.telemetry[0, 1, 0].cached_tokens == 400
+    assert bench.telemetry[TrajectoryId(0, 1, 0)].cached_tokens == 400
     bench.again(first)
     bench.ask(engine, 0, 600, 20, shared=400, at=bench.clock.now)
     bench.play()

@@ -134,7 +134,8 @@ def main() -> None:
                 step, path = arguments
                 value = worker.train(step, Path(path).read_bytes())
             elif method == "stall":
-                value = stall()
+                value = None
+                stall()
             else:
                 value = getattr(worker, method)(*arguments)
             answers.write(json.dumps(["ok", value]) + "\n")

@@ -58,7 +58,8 @@ def test_a_torn_save_is_never_picked(tmp_path: Path, monkeypatch: pytest.MonkeyP
         trainer.save_checkpoint(tmp_path, "../b", {})
     with pytest.raises(FileNotFoundError):
         trainer.load_checkpoint(tmp_path, "b")
-    assert trainer.state == "ready"
+    state = trainer.state
+    assert state == "ready"
 
     write = trainer._engine.save_checkpoint
 

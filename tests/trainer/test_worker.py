@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ def test_two_ranks_train_as_one(ranks: list[Any], stage: int, tmp_path: Path) ->
         begin(ranks, stage)
     for step, batch in enumerate(batches[:4], start=1):
         data = pack_groups(batch)
-        got = on_all(ranks, lambda actor, step=step, data=data: actor.train(step, data))
+        got = on_all(ranks, methodcaller("train", step, data))
         assert {name: got[0][name] for name in SAME} == {name: got[1][name] for name in SAME}
         for name in SAME:
             assert got[0][name] == pytest.approx(expected[step - 1][name], rel=1e-4, abs=1e-5), (step, name)

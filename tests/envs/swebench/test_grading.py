@@ -9,17 +9,18 @@ from envs.sandbox.backend import BubblewrapBackend
 from envs.sandbox.protocol import Entry
 from envs.swebench import grade as grade_module
 from envs.swebench.builder import Builder, BuiltTask
-from envs.swebench.grade import grade, grade_changes, without_own_excuses
+from envs.swebench.faults import diff
+from envs.swebench.grade import Reward, grade, grade_changes, without_own_excuses
 from envs.swebench.parsers import Status
 from envs.swebench.trial import Trial, admit, run_tests
 from envs.swebench.validate import validate
-from tests.envs.swebench.conftest import FAILING, MORE, PASSING, RIGHT, TESTS, WRONG, diff, record
+from tests.envs.swebench.conftest import FAILING, MORE, PASSING, RIGHT, TESTS, WRONG, record
 
 GOLD = {"src/sums.py": Entry("file", RIGHT.encode())}
 
 
 async def score(
-    built: BuiltTask, backend: BubblewrapBackend, changes: dict[str, Entry], reward: str = "resolved"
+    built: BuiltTask, backend: BubblewrapBackend, changes: dict[str, Entry], reward: Reward = "resolved"
 ) -> float:
     graded = await grade_changes(
         built,
@@ -28,7 +29,7 @@ async def score(
         reward=reward,
         test_s=30.0,
         attempts=1,
-        timeout_s=60.0,  # type: ignore[arg-type]
+        timeout_s=60.0,
     )
     return graded.reward
 

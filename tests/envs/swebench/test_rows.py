@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,7 +63,7 @@ def test_tasks_by_name(tmp_path: Path) -> None:
 
 
 def test_fields_of_relatives(tmp_path: Path) -> None:
-    row = {name: value for name, value in ROW.items() if "_TO_" not in name}
+    row: dict[str, Any] = {name: value for name, value in ROW.items() if "_TO_" not in name}
     row |= {"fail_to_pass": '["a"]', "pass_to_pass": [], "created_at": 1677000000, "version": None, "environment": "x"}
     row |= {"sdist": "flask==2.2", "test_cmd": "python -m pytest 'a b'"}
     [task] = load_tasks(str(write_jsonl(tmp_path / "t.jsonl", [row])))

@@ -82,10 +82,12 @@ def test_a_killed_builder_leaves_nothing_half_done(directory: Path) -> None:
 
 def test_who_waits_for_a_builder_too_long_is_told(directory: Path) -> None:
     store = Store(directory / "store", GB, 0.1)
+
+    def waits(target: Path) -> None:
+        Store(directory / "store", GB, 0.1).make("trees", "one", print)
+
     with pytest.raises(BuildTimeout, match=r"one\.lock"):
-        store.make(
-            "trees", "one", lambda target: Store(directory / "store", GB, 0.1).make("trees", "one", print) and None
-        )
+        store.make("trees", "one", waits)
 
 
 def fill(kilobytes: int):  # type: ignore[no-untyped-def]

@@ -8,10 +8,11 @@ from envs.sandbox.backend import BubblewrapBackend
 from envs.swebench import validate as module
 from envs.swebench.builder import Builder, BuiltTask
 from envs.swebench.decoys import Decoy
+from envs.swebench.faults import diff
 from envs.swebench.grade import grade_changes
 from envs.swebench.trial import Trial
 from envs.swebench.validate import compare, validate
-from tests.envs.swebench.conftest import FAILING, PASSING, TESTS, diff, record
+from tests.envs.swebench.conftest import FAILING, PASSING, TESTS, record
 
 
 def test_the_end_of_the_log_is_told_if_no_test_reports(built: BuiltTask) -> None:
