@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -111,7 +112,7 @@ def test_version_is_never_reused(tmp_path: Path) -> None:
 
 
 def test_failed_write_leaves_nothing(tmp_path: Path) -> None:
-    def tensors():  # type: ignore[no-untyped-def]
+    def tensors() -> Iterator[tuple[str, torch.Tensor]]:
         yield "a", torch.ones(10)
         raise OSError(errno.ENOSPC, "no space")
 
@@ -126,7 +127,7 @@ def test_snapshot_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     directory = snapshot_directory(tmp_path, 1)
     seen = []
 
-    def tensors():  # type: ignore[no-untyped-def]
+    def tensors() -> Iterator[tuple[str, torch.Tensor]]:
         for name in "ab":
             seen.append(directory.exists())
             yield name, torch.ones(4)

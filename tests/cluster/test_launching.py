@@ -59,10 +59,10 @@ class Provider:
         self.member(MemberEvent("left", who, f"tcp://{slot}", reason="lost", detail="gone"))
 
 
-async def adapter(provider: Provider, slots: int) -> tuple[LaunchingAdapter, asyncio.Queue[Event]]:
+async def adapter(provider: Any, slots: int) -> tuple[LaunchingAdapter, asyncio.Queue[Event]]:
     events: asyncio.Queue[Event] = asyncio.Queue()
     bindings = [Binding(f"p-{i}", Zone.PREEMPTIBLE, (), 1, elsewhere=True) for i in range(slots)]
-    made = LaunchingAdapter(provider, bindings, events.put_nowait, 1.0)  # type: ignore[arg-type]
+    made = LaunchingAdapter(provider, bindings, events.put_nowait, 1.0)
     await made.connect()
     await made.request(Zone.PREEMPTIBLE, slots, CPU)
     return made, events

@@ -241,9 +241,9 @@ async def test_slots_come_get_notice_and_go_as_the_trace_says(tmp_path: Path) ->
 
 async def test_a_trace_goes_on_in_the_middle_with_the_slots_that_are_there_then() -> None:
     """Four slots join; one is gone, one has its notice, one leaves later, and one more comes."""
-    recorder = Recorder()
+    recorder: Any = Recorder()
     availability = [(0.0, 4), (100.0, 3), (200.0, 2), (300.0, 1), (320.0, 2)]
-    follower = AvailabilityFollower(recorder, availability, 1, notice_s=30, scale=0.001, seed=0)  # type: ignore[arg-type]
+    follower = AvailabilityFollower(recorder, availability, 1, notice_s=30, scale=0.001, seed=0)
     whole = [(type(change).__name__, seconds) for seconds, change in follower.changes]
     assert [kind for kind, seconds in whole if seconds <= 180] == ["SlotJoined"] * 4 + [
         "SlotNotice", "SlotLost", "SlotNotice",
@@ -284,9 +284,9 @@ class Recorder:
 
 
 async def test_the_follower_keeps_the_order_and_the_scale_of_the_trace() -> None:
-    recorder = Recorder()
+    recorder: Any = Recorder()
     availability = [(0.0, 2), (100.0, 0), (150.0, 1)]
-    follower = AvailabilityFollower(recorder, availability, 1, notice_s=30, scale=0.001, seed=0)  # type: ignore[arg-type]
+    follower = AvailabilityFollower(recorder, availability, 1, notice_s=30, scale=0.001, seed=0)
     await follower.run()
     assert recorder.grace_s == pytest.approx(0.03)
     assert [kind for kind, _, _ in recorder.did] == ["joined"] * 2 + ["notice"] * 2 + ["lost"] * 2 + ["joined"]

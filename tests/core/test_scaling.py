@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from pearl.core import events as ev
@@ -44,7 +46,7 @@ def test_borrowed_gpus_make_preemptible_ones_worth_less() -> None:
     assert asked["elastic-borrow"] < asked["elastic"]
 
 
-SHORT = {"hours": 0.2}
+SHORT: dict[str, Any] = {"hours": 0.2}
 
 
 class Seen:
@@ -58,9 +60,9 @@ class Seen:
         return [entry for _, entry in self.entries if isinstance(entry, kinds)]
 
 
-def scaled(**changes: object) -> tuple[dict, Seen]:
+def scaled(**changes: Any) -> tuple[dict, Seen]:
     seen = Seen()
-    scenario = Scenario(**SHORT, autoscale="tokens_per_usd", **changes)  # type: ignore[arg-type]
+    scenario = Scenario(**SHORT, autoscale="tokens_per_usd", **changes)
     summary, _ = simulate(scenario, [seen], validate=True)
     assert summary["trajectories_lost"] == 0
     return summary, seen
@@ -68,7 +70,7 @@ def scaled(**changes: object) -> tuple[dict, Seen]:
 
 def test_slots_that_cost_nothing_are_all_taken() -> None:
     summary, seen = scaled(preemptible_usd_per_gpu_hour=0.0)
-    everything, _ = simulate(Scenario(**SHORT))  # type: ignore[arg-type]
+    everything, _ = simulate(Scenario(**SHORT))
     assert summary["preemptible_gpu_s"] == everything["preemptible_gpu_s"]
     assert summary["steps"] == everything["steps"]
     assert seen.of(ev.RequestSlots)[0].slots == 6

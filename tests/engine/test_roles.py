@@ -70,8 +70,9 @@ class Refusing:
 
 
 async def test_server_that_cannot_take_a_role_asks_for_a_restart() -> None:
+    http: Any = Refusing()
     with pytest.raises(RestartNeeded, match="invalid new_role=''"):
-        await roles.switch(Refusing(), Role.DECODE, Role.COLOCATED, timeout_s=1.0)  # type: ignore[arg-type]
+        await roles.switch(http, Role.DECODE, Role.COLOCATED, timeout_s=1.0)
 
 
 class Restless:

@@ -1,5 +1,7 @@
 """Incremental rendering against the template's rendering of the whole conversation."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -102,6 +104,6 @@ def test_a_model_without_a_template_is_refused() -> None:
         renderer(None)
 
 
-def test_a_missing_tokenizer_is_a_user_error(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_a_missing_tokenizer_is_a_user_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be loaded"):
         ChatRenderer.load(tmp_path)

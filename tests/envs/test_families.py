@@ -1,14 +1,15 @@
 """The built-in tasks, each solved and not solved in real sandboxes."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from envs.chat import ChatRenderer
 from envs.families.bugfix import BugfixFamily
-from envs.families.bugs import BUGS
+from envs.families.bugs import BUGS, Bug
 from envs.families.file_tasks import make_tasks
 from envs.families.files import FilesFamily
 from envs.families.letters import LettersFamily
@@ -22,6 +23,7 @@ from pearl.errors import UserError
 
 Family = FilesFamily | BugfixFamily | ShellFamily | LettersFamily
 SOLVABLE = ("files", "bugfix", "shell")
+Play = Callable[..., Awaitable[tuple[Any, Score]]]
 
 
 def family(name: str, backend: BubblewrapBackend, tasks: int = 64, seed: int = 0) -> Family:
@@ -31,7 +33,7 @@ def family(name: str, backend: BubblewrapBackend, tasks: int = 64, seed: int = 0
 
 
 @pytest.fixture
-async def play(backend: BubblewrapBackend) -> AsyncIterator:
+async def play(backend: BubblewrapBackend) -> AsyncIterator[Play]:
     """Play commands on a fresh environment: the last step's result and the score."""
 
     async def played(environment: Environment, *commands: str) -> tuple[StepResult | None, Score]:
@@ -47,7 +49,9 @@ async def play(backend: BubblewrapBackend) -> AsyncIterator:
 
 
 @pytest.mark.parametrize("name", SOLVABLE)
-async def test_every_task_can_be_solved_and_is_not_solved_by_doing_nothing(name, backend, play) -> None:  # type: ignore[no-untyped-def]
+async def test_every_task_can_be_solved_and_is_not_solved_by_doing_nothing(
+    name: str, backend: BubblewrapBackend, play: Play
+) -> None:
     tasks = family(name, backend)
     assert not isinstance(tasks, LettersFamily)
     assert len(tasks.tasks) == 64 and len({task.name for task in tasks.tasks}) == 64
@@ -83,7 +87,7 @@ def test_tasks_depend_on_the_seed_alone(name: str, backend: BubblewrapBackend) -
 
 
 @pytest.mark.parametrize("name", SOLVABLE)
-async def test_prompts_are_short(name, backend, chat) -> None:  # type: ignore[no-untyped-def]
+async def test_prompts_are_short(name: str, backend: BubblewrapBackend, chat: ChatRenderer) -> None:
     made = family(name, backend)
     for index in range(64):
         environment = made.open(index)
@@ -118,7 +122,9 @@ def task_of(made: Family, kind: str) -> int:
         ("move", "rm -r *", 0.0, 0.0),
     ],
 )
-async def test_part_of_the_work_earns_part_of_the_reward(backend, play, kind, command, low, high) -> None:  # type: ignore[no-untyped-def]
+async def test_part_of_the_work_earns_part_of_the_reward(
+    backend: BubblewrapBackend, play: Play, kind: str, command: str, low: float, high: float
+) -> None:
     made = family("files", backend)
     assert isinstance(made, FilesFamily)
     index = task_of(made, kind)
@@ -129,7 +135,7 @@ async def test_part_of_the_work_earns_part_of_the_reward(backend, play, kind, co
     assert low <= score.reward <= high, (filled, score)
 
 
-async def test_two_tries(backend, play) -> None:  # type: ignore[no-untyped-def]
+async def test_two_tries(backend: BubblewrapBackend, play: Play) -> None:
     made = family("files", backend)
     assert isinstance(made, FilesFamily)
     step, score = await play(made.open(0), "echo wrong > other; rm other; false", made.solution(0))
@@ -145,7 +151,7 @@ async def test_two_tries(backend, play) -> None:  # type: ignore[no-untyped-def]
         ("exec yes > /dev/stderr", "[killed: too much output]"),
     ],
 )
-async def test_the_agent_is_told_how_its_command_ended(directory: Path, play, command: str, told: str) -> None:  # type: ignore[no-untyped-def]
+async def test_the_agent_is_told_how_its_command_ended(directory: Path, play: Play, command: str, told: str) -> None:
     limits = SandboxConfig(command_s=0.5 if "sleep" in command else 20, file_mb=1)
     backend = BubblewrapBackend(limits, directory=directory)
     made = make_family(EnvironmentConfig(sandbox=limits), backend)
@@ -154,11 +160,12 @@ async def test_the_agent_is_told_how_its_command_ended(directory: Path, play, co
     await backend.close()
 
 
-async def test_a_full_disk_ends_the_task_without_reward(directory: Path, play) -> None:  # type: ignore[no-untyped-def]
+async def test_a_full_disk_ends_the_task_without_reward(directory: Path, play: Play) -> None:
     limits = SandboxConfig(disk_mb=1)
     backend = BubblewrapBackend(limits, directory=directory)
     made = make_family(EnvironmentConfig(sandbox=limits), backend)
-    step, score = await play(made.open(0), f"{made.solution(0)}; head -c 2000000 /dev/zero > big")  # type: ignore[attr-defined]
+    assert isinstance(made, FilesFamily)
+    step, score = await play(made.open(0), f"{made.solution(0)}; head -c 2000000 /dev/zero > big")
     assert step.done and score == Score(0.0, {"over_limit": 1.0})
     await backend.close()
 
@@ -167,7 +174,7 @@ async def test_a_full_disk_ends_the_task_without_reward(directory: Path, play) -
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.kind)
-def test_bugs_are_what_they_say(bug) -> None:  # type: ignore[no-untyped-def]
+def test_bugs_are_what_they_say(bug: Bug) -> None:
     def passing(source: str) -> list[bool]:
         space: dict[str, object] = {}
         exec(source, space)
@@ -224,24 +231,26 @@ os._exit(0)
 
 
 @pytest.mark.parametrize("cheat", sorted(CHEATS))
-async def test_cheats_do_not_pay(backend, play, cheat: str) -> None:  # type: ignore[no-untyped-def]
+async def test_cheats_do_not_pay(backend: BubblewrapBackend, play: Play, cheat: str) -> None:
     made = family("bugfix", backend, tasks=len(BUGS))
+    assert isinstance(made, BugfixFamily)
     index = task_of(made, "add")
-    command = CHEATS[cheat].replace("{module}", made._made[index].module)  # type: ignore[union-attr]
+    command = CHEATS[cheat].replace("{module}", made._made[index].module)
     step, score = await play(made.open(index), command)
     assert score.reward == 0.0 and not step.done
 
 
-async def test_knowing_only_the_visible_tests_is_not_enough(backend, play) -> None:  # type: ignore[no-untyped-def]
+async def test_knowing_only_the_visible_tests_is_not_enough(backend: BubblewrapBackend, play: Play) -> None:
     made = family("bugfix", backend, tasks=len(BUGS))
+    assert isinstance(made, BugfixFamily)
     index = task_of(made, "add")
     known = "def add(a, b):\\n    return {(2, 3): 5, (4, 0): 4, (-1, 1): 0}.get((a, b))\\n"
-    module = made._made[index].module  # type: ignore[union-attr]
+    module = made._made[index].module
     _, score = await play(made.open(index), f"printf '{known}' > {module}")
     assert 0.0 < score.reward < 1.0
 
 
-async def test_a_forged_report_is_worth_what_it_knows(backend) -> None:  # type: ignore[no-untyped-def]
+async def test_a_forged_report_is_worth_what_it_knows(backend: BubblewrapBackend) -> None:
     made = family("bugfix", backend, tasks=len(BUGS))
     assert isinstance(made, BugfixFamily)
     index = task_of(made, "add")
@@ -250,10 +259,11 @@ async def test_a_forged_report_is_worth_what_it_knows(backend) -> None:  # type:
     assert score.reward == 0.5  # three of five answers are known, one of them passed before
 
 
-async def test_breaking_what_worked_costs(backend, play) -> None:  # type: ignore[no-untyped-def]
+async def test_breaking_what_worked_costs(backend: BubblewrapBackend, play: Play) -> None:
     made = family("bugfix", backend, tasks=len(BUGS))
+    assert isinstance(made, BugfixFamily)
     index = task_of(made, "adult")
-    module = made._made[index].module  # type: ignore[union-attr]
+    module = made._made[index].module
     _, score = await play(made.open(index), f"printf 'def is_adult(age):\\n    return True\\n' > {module}")
     assert 0.0 < score.reward < 1.0
 
@@ -285,7 +295,9 @@ def test_entries_compare_by_content() -> None:
     ("answer", "reward"),
     [("{0}{0}{0}", 1.0), ("{0} x\n{0}\ty", 0.5), ("xyz", 0.0), ("", 0.0), (" \n", 0.0), ("{0}é", 0.5)],
 )
-async def test_letters_counts_the_letter_among_all_that_is_not_white_space(answer, reward, backend, play) -> None:  # type: ignore[no-untyped-def]
+async def test_letters_counts_the_letter_among_all_that_is_not_white_space(
+    answer: str, reward: float, backend: BubblewrapBackend, play: Play
+) -> None:
     made = family("letters", backend)
     assert isinstance(made, LettersFamily)
     step, score = await play(made.open(0), answer.format(made.tasks[0].kind))
@@ -293,7 +305,7 @@ async def test_letters_counts_the_letter_among_all_that_is_not_white_space(answe
     assert made.parse("any ```text```").command == "any ```text```"
 
 
-async def test_letters_is_worth_nothing_without_an_answer(backend, play) -> None:  # type: ignore[no-untyped-def]
+async def test_letters_is_worth_nothing_without_an_answer(backend: BubblewrapBackend, play: Play) -> None:
     _, score = await play(family("letters", backend).open(0))
     assert score.reward == 0.0
 

@@ -1,5 +1,6 @@
 """What a command in a sandbox can use up, and what becomes of it then."""
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ print(made)
 
 
 @pytest.fixture
-async def small(directory: Path):  # type: ignore[no-untyped-def]
+async def small(directory: Path) -> AsyncIterator[BubblewrapSandbox]:
     limits = SandboxConfig(processes=20, cpu_s=1, file_mb=1, disk_mb=2, output_chars=200, memory_mb=128)
     made = BubblewrapBackend(limits, directory=directory)
     yield await made.create({"fork.py": FORK.encode()})

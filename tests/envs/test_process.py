@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,8 +70,8 @@ async def test_a_task_of_the_benchmark_is_graded(built: BuiltTask, directory: Pa
         agent = await backend.create_from(built.image)
         fix = "python -c 'import sums; print(sums.double(4))'; sed -i 's/n + 3/2 * n/' src/sums.py"
         assert (await agent.exec(fix, timeout_s=30)).output == "7\n"
-        limits = {"reward": "resolved", "test_s": 30.0, "attempts": 1, "timeout_s": 120.0}
+        limits: dict[str, Any] = {"reward": "resolved", "test_s": 30.0, "attempts": 1, "timeout_s": 120.0}
         changes = await agent.diff()
-        assert (await grade_changes(built, backend, changes, **limits)).reward == 1.0  # type: ignore[arg-type]
+        assert (await grade_changes(built, backend, changes, **limits)).reward == 1.0
     finally:
         await backend.close()

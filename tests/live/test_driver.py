@@ -48,7 +48,7 @@ class Seen:
 
 
 async def play(folder: Path, classes: ActorClasses, **sections: dict[str, Any]) -> tuple[ev.FinishRun, Seen]:
-    tree = {
+    tree: dict[str, Any] = {
         "run_dir": str(folder / "run"),
         "pipeline": {"steps": 2, "groups_per_batch": 1, "group_size": 2, "worker_restarts": 0},
         "cluster": {"rollout_workers": 1},
@@ -56,7 +56,7 @@ async def play(folder: Path, classes: ActorClasses, **sections: dict[str, Any]) 
         "checkpoint": {"keep_weights": False},
     }
     for name, section in sections.items():
-        tree[name] = {**tree.get(name, {}), **section}  # type: ignore[dict-item]
+        tree[name] = {**tree.get(name, {}), **section}
     config = make_config(tree, "test")
     directory, seen = RunDirectory.create(config), Seen()
     driver = Driver(config, folder, 8, bind(config, 0), directory, [seen], classes=classes, validate=True)

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from envs.swebench.conventions import parse, prompt
@@ -40,7 +42,7 @@ def test_both_ways_to_submit(command: str) -> None:
     assert not parse(f"```bash\n{command} now\n```").submit
 
 
-def test_the_prompt_shows_the_problem_and_not_which_tests_judge(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_the_prompt_shows_the_problem_and_not_which_tests_judge(tmp_path: Path) -> None:
     made = record(tmp_path, problem_statement="x" * 5000)
     assert made.build is not None
     recipe = Recipe(

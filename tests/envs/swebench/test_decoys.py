@@ -2,6 +2,7 @@
 
 import ast
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -73,14 +74,14 @@ NAMES = [f"{PYTEST}::{name}" for name in FUNCTIONS] + [f"{PYTEST}::Tests::{name}
 
 def verdicts(source: str) -> dict[str, bool]:
     """Of the tests in `source`, run here."""
-    space: dict[str, object] = {}
+    space: dict[str, Any] = {}
     exec(compile(source, PYTEST, "exec"), space)
     found = {}
     tests = {f"{PYTEST}::{name}": space[name] for name in FUNCTIONS}
-    tests |= {f"{PYTEST}::Tests::{name}": getattr(space["Tests"](), name) for name in METHODS}  # type: ignore[operator]
+    tests |= {f"{PYTEST}::Tests::{name}": getattr(space["Tests"](), name) for name in METHODS}
     for name, test in tests.items():
         try:
-            test()  # type: ignore[operator]
+            test()
             found[name] = True
         except (AssertionError, KeyError):
             found[name] = False

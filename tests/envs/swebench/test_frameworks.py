@@ -1,5 +1,6 @@
 import random
 from pathlib import PurePosixPath
+from typing import Any
 
 import pytest
 
@@ -54,13 +55,13 @@ def test_canaries_stand_beside_the_tests(
 
 def test_canaries_do_what_their_names_are_listed_for() -> None:
     canaries = make_canaries(PYTEST, FILES.__contains__, random.Random(3))
-    space: dict[str, object] = {}
+    space: dict[str, Any] = {}
     exec(canaries.source, space)
     for name in canaries.succeed:
-        space[name]()  # type: ignore[operator]
+        space[name]()
     for name in canaries.fail:
         with pytest.raises((AssertionError, KeyError)):
-            space[name]()  # type: ignore[operator]
+            space[name]()
 
 
 def test_canaries_are_drawn_anew_each_time() -> None:

@@ -1,6 +1,7 @@
 """The whole way from a workspace to a reward, on a repository of two files."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -154,17 +155,17 @@ async def test_a_fault_of_the_machine_is_tried_again_and_then_raised(
 ) -> None:
     real, failures = roomy.create_from, [InfrastructureError("once")]
 
-    async def unreliable(*arguments: object) -> object:
+    async def unreliable(*arguments: Any) -> Any:
         if failures:
             raise failures.pop()
-        return await real(*arguments)  # type: ignore[arg-type]
+        return await real(*arguments)
 
     monkeypatch.setattr(roomy, "create_from", unreliable)
-    limits = {"reward": "resolved", "test_s": 30.0, "attempts": 2, "timeout_s": 60.0}
-    assert (await grade_changes(built, roomy, GOLD, **limits)).reward == 1.0  # type: ignore[arg-type]
+    limits: dict[str, Any] = {"reward": "resolved", "test_s": 30.0, "attempts": 2, "timeout_s": 60.0}
+    assert (await grade_changes(built, roomy, GOLD, **limits)).reward == 1.0
     failures += [InfrastructureError("again"), InfrastructureError("and again")]
     with pytest.raises(InfrastructureError, match="again"):
-        await grade_changes(built, roomy, GOLD, **limits)  # type: ignore[arg-type]
+        await grade_changes(built, roomy, GOLD, **limits)
 
 
 async def test_a_deadline_of_the_caller_that_is_too_short_is_no_reward(

@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -90,8 +91,11 @@ def test_who_waits_for_a_builder_too_long_is_told(directory: Path) -> None:
         store.make("trees", "one", waits)
 
 
-def fill(kilobytes: int):  # type: ignore[no-untyped-def]
-    return lambda target: (target / "data").write_bytes(b"x" * 1024 * kilobytes) and None
+def fill(kilobytes: int) -> Callable[[Path], None]:
+    def write(target: Path) -> None:
+        (target / "data").write_bytes(b"x" * 1024 * kilobytes)
+
+    return write
 
 
 def test_what_was_not_used_for_longest_goes_when_the_budget_is_exceeded(directory: Path) -> None:
