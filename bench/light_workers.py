@@ -24,7 +24,7 @@ from bench.plugin_times import PluginTimes
 from pearl.cluster.identity import own_identity
 from pearl.cluster.local import HOST, open_scheduler
 from pearl.cluster.notices import Notice, Reporter
-from pearl.cluster.plugin import IDENTITY, RENEW, ElasticityPlugin
+from pearl.cluster.plugin import IDENTITY, LOST, RENEW, ElasticityPlugin
 from pearl.cluster.settings import configure_dask
 
 HOSTS = 4
@@ -114,7 +114,7 @@ class Host:
                 dashboard=False,
                 startup_information={IDENTITY: who},
             )
-            worker.stream_handlers[RENEW] = lambda **_: None
+            worker.stream_handlers[RENEW] = worker.stream_handlers[LOST] = lambda **_: None
             self.workers[slot] = await worker
 
     async def notice(self, slot: str, life: int) -> None:

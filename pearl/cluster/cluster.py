@@ -22,7 +22,7 @@ from pearl.cluster.actor_ref import ActorRef, LostWorkers
 from pearl.cluster.certificates import Certificates
 from pearl.cluster.endpoint import Endpoint
 from pearl.cluster.errors import ActorLost, ActorTimeout
-from pearl.cluster.identity import version_differences
+from pearl.cluster.identity import Identity, version_differences
 from pearl.cluster.launcher import Launcher, WorkerOrder, WorkerProcess
 from pearl.cluster.membership import MemberEvent, Membership
 from pearl.cluster.plugin import ElasticityPlugin
@@ -74,6 +74,8 @@ class Cluster(ABC):
         self.lost = LostWorkers()
         self.workers: dict[str, Life] = {}
         self.on_scheduler_lost: Callable[[str], None] = lambda reason: None
+        self.on_refused: Callable[[Identity, str], None] = lambda identity, reason: None
+        """Of a worker that wanted to join under the name of a living one."""
         self._watchers: list[Callable[[MemberEvent], None]] = []
         self._telling: set[asyncio.Task[None]] = set()
         self._stack = contextlib.AsyncExitStack()
@@ -114,7 +116,12 @@ class Cluster(ABC):
             )
             await self.client.register_plugin(ElasticityPlugin(self.silent_loss_s))
             await self._claim()
-            self.membership = Membership(self.client, self._member, on_lost=lambda why: self.on_scheduler_lost(why))
+            self.membership = Membership(
+                self.client,
+                self._member,
+                on_lost=lambda why: self.on_scheduler_lost(why),
+                on_refused=lambda identity, why: self.on_refused(identity, why),
+            )
             """Who is there, by slot."""
             self._stack.push_async_callback(self.membership.close)
             await self.membership.start()

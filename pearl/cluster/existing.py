@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from distributed.comm import CommClosedError
 from distributed.core import rpc
 
 from pearl.cluster.adapter import ObservedSlot, OnEvent, RequestFailed, SlotShape
 from pearl.cluster.certificates import Certificates
 from pearl.cluster.cluster import Cluster, Life
+from pearl.cluster.contact import fault_of
 from pearl.cluster.errors import ActorTimeout
 from pearl.cluster.identity import Identity, version_differences
 from pearl.cluster.membership import MemberEvent
@@ -122,6 +122,7 @@ class ExistingAdapter:
 
     async def connect(self) -> None:
         self.cluster.watch(self._member)
+        self.cluster.on_refused = self._refused
         for event in self.cluster.membership.present.values():
             self._member(event)
 
@@ -165,6 +166,13 @@ class ExistingAdapter:
             else:
                 self.here.apply(event)
 
+    def _refused(self, identity: Identity, reason: str) -> None:
+        """A worker that was started by hand did not get in."""
+        if identity.free and identity.zone in tuple(Zone):
+            zone = Zone(identity.zone)
+            shape = self._shapes.get(zone) or SlotShape(len(identity.gpus))
+            self.on_event(RequestFailed(zone, 1, shape, f"a worker was refused: {reason}", Cause.CONFIGURATION))
+
     def _member(self, event: MemberEvent) -> None:
         name = event.identity.slot
         if not event.identity.free or event.identity.zone not in tuple(Zone):
@@ -196,10 +204,7 @@ async def probe(address: str, tls: Certificates | None) -> dict[str, Any]:
                 identity: dict[str, Any] = await scheduler.identity()
                 return identity
     except (OSError, TimeoutError, ValueError, TypeError, RuntimeError) as error:
-        said = str(error) or f"nothing within {CONNECT_S:g} s"
-        if isinstance(error, CommClosedError):
-            said = "it ends the connection: it has other certificates, or the address other encryption"
         raise UserError(
-            f"no Dask scheduler answers at cluster.address = {address} ({said})",
+            f"no Dask scheduler answers at cluster.address = {address} ({fault_of(error, CONNECT_S).said})",
             "Start it, or mend the address; cluster.tls_directory must hold the certificates of its cluster.",
         ) from None

@@ -18,8 +18,8 @@ from pearl.core.requests import Cause
 
 MODULE = "pearl.cluster.worker"
 JOIN_S = 300
-"""A worker without a lifeline that does not reach its scheduler for so long at its start ends: its job waited longer
-than its driver lived, or the command that asked for it was killed."""
+"""A worker that its scheduler has not taken after so long at its start ends: its job waited longer than its driver
+lived, the command that asked for it was killed, or a person gave it another cluster's address or certificates."""
 
 
 class LaunchFailed(ActorLost):

@@ -16,7 +16,7 @@ from distributed import Client
 from distributed.client import ClosedClientError
 
 from pearl.cluster.identity import Identity
-from pearl.cluster.plugin import TOPIC
+from pearl.cluster.plugin import REFUSED, TOPIC
 
 RESYNC_S = 10.0
 LOST_TURNS = 3
@@ -62,9 +62,10 @@ class Membership:
         on_event: Callable[[MemberEvent], None],
         start: Position | None = None,
         on_lost: Callable[[str], None] = lambda reason: None,
+        on_refused: Callable[[Identity, str], None] = lambda identity, reason: None,
     ) -> None:
-        """`on_lost(reason)`: the scheduler is gone for good; called once."""
-        self.client, self.on_event, self.on_lost = client, on_event, on_lost
+        """`on_lost(reason)`: the scheduler is gone for good; called once. `on_refused`: as `Cluster.on_refused`."""
+        self.client, self.on_event, self.on_lost, self.on_refused = client, on_event, on_lost, on_refused
         self.epoch, self.seq = (start.epoch, start.seq) if start else ("", 0)
         self.present = {event.identity.slot: event for event in start.present} if start else {}
         self._behind = asyncio.Event()
@@ -105,6 +106,9 @@ class Membership:
 
     def _live(self, event: tuple[float, dict[str, Any]]) -> None:
         wire = event[1]
+        if wire["kind"] == REFUSED:  # it changes nobody's state, and has no number
+            self.on_refused(Identity(**wire["identity"]), wire["detail"])
+            return
         if wire["epoch"] == self.epoch and wire["seq"] <= self.seq:
             return
         if wire["epoch"] != self.epoch or wire["seq"] > self.seq + 1:

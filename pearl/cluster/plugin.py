@@ -8,6 +8,7 @@ away asks for what is newer than the number it has seen, and misses nothing that
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 import uuid
 from collections.abc import Awaitable
@@ -27,6 +28,12 @@ IDENTITY = "pearl"
 """Key of a worker's startup information that holds its identity."""
 RENEW = "pearl-renew"
 """Message to a free worker."""
+LOST = "pearl-lost"
+"""Message to a worker that is about to be removed, with the reason; one that hangs reads it when it goes on."""
+REFUSED = "refused"
+"""Kind of an event that only tells the driver: a worker wanted to join under the name of a living one."""
+LOOK_S = 0.1
+"""Between two looks for a sign of life."""
 CHECK_S = 1.0
 """How often silence is looked for."""
 HEARTBEATS = 5
@@ -88,18 +95,37 @@ class ElasticityPlugin(SchedulerPlugin):
         self.scheduler.handlers["register-worker"] = self._register
 
     async def register(self, comm: Comm, **message: Any) -> None:
-        """Stands before Dask's own handler: a life that is over is refused."""
+        """Stands before Dask's own handler: a life that is over is refused, and a name that a living worker has."""
         if identity := message["extra"].get(IDENTITY):
             slot, life = identity["slot"], identity["incarnation"]
-            if reason := self._refusal(slot, life):
-                await comm.write({"status": "error", "message": reason, "time": time.time()})
-                return
             present = self.slots.get(slot)
+            if present and present.address and identity["free"]:  # nobody saw to it that the one before is dead
+                if await self._shows_life(present.address):
+                    taken = _taken(slot, present)
+                    print(f"refused a worker of {identity['host']}: {taken}", file=sys.stderr, flush=True)
+                    self.scheduler.log_event(TOPIC, {"kind": REFUSED, "identity": identity, "detail": taken})
+                    await _refuse(comm, taken)
+                elif not comm.closed():
+                    await self.register(comm, **message)  # yet another life may have come meanwhile
+                return
+            if reason := self._refusal(slot, life):
+                await _refuse(comm, reason)
+                return
             if present and present.address:  # its process is dead, or it could not have been started again
                 await self._remove({present.address: f"replaced by life {life}"}, "replaced")
-                await self.register(comm, **message)  # yet another life may have come meanwhile
+                await self.register(comm, **message)  # as above
                 return
         await self._register(comm, **message)
+
+    async def _shows_life(self, address: str) -> bool:
+        """Whether one more heartbeat comes from there; it is gone, or removed for its silence, if none does."""
+        worker = self.scheduler.workers.get(address)
+        before = worker and worker.last_seen
+        while address in self._here:
+            if worker.last_seen != before:
+                return True
+            await asyncio.sleep(LOOK_S)
+        return False
 
     def _refusal(self, name: str, life: int) -> str | None:
         slot = self.slots.get(name)
@@ -218,6 +244,8 @@ class ElasticityPlugin(SchedulerPlugin):
     async def _remove(self, lost: dict[str, str], why: str) -> None:
         """Those workers, with the detail of each, all at once."""
         self._causes |= {address: ("lost", detail) for address, detail in lost.items()}
+        for address, detail in lost.items():
+            self.scheduler.worker_send(address, {"op": LOST, "why": detail})
         stimulus = f"pearl-{why}-{time.time()}"
         await asyncio.gather(*(self.scheduler.remove_worker(address, stimulus_id=stimulus) for address in lost))
 
@@ -234,3 +262,16 @@ class ElasticityPlugin(SchedulerPlugin):
         }
         self.scheduler.log_event(TOPIC, event)
         return event
+
+
+def _taken(name: str, slot: Slot) -> str:
+    who = slot.joined["identity"]
+    noticed = ", and has notice" if slot.notice else ""
+    return (
+        f"the slot name {name} is taken: its worker on {who['host']} (process {who['pid']}, {slot.address}) is "
+        f"alive{noticed}. Give this one another name with --slot, or end that one first"
+    )
+
+
+async def _refuse(comm: Comm, reason: str) -> None:
+    await comm.write({"status": "error", "message": reason, "time": time.time()})

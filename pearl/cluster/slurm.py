@@ -144,7 +144,7 @@ class SlurmLauncher:
     def script(self, order: WorkerOrder) -> str:
         name = job_name(order.cluster, order.slot)
         header = job_header(self.config, name, order.option, order.gpus, order.threads, self.logs)
-        tls = str(self._certificates(order.tls)) if order.tls else None
+        tls = str(self._certificates(order.tls, order.cluster)) if order.tls else None
         echo_s = max(ECHO_S, order.notices.sigterm_echo_s)
         order = replace(order, notices=order.notices.model_copy(update={"sigterm_echo_s": echo_s}))
         line = order.arguments("nobody" if self.free else "scheduler", tls=tls)
@@ -157,13 +157,16 @@ class SlurmLauncher:
         return "\n".join(["#!/usr/bin/env bash", header, *exports, *self.config.prologue, where, start, ""])
 
     async def left(self, cluster: str, slot: str | None = None) -> list[str]:
-        return [f"job {number} {name} {state}" for number, name, state in await self._jobs(cluster, slot)]
+        jobs = [f"job {number} {name} {state}" for number, name, state in await self._jobs(cluster, slot)]
+        return jobs + ([f"a copy of the key in {copy}"] if not slot and (copy := self._copy(cluster)).exists() else [])
 
     async def sweep(self, cluster: str, slot: str | None = None) -> None:
         until = asyncio.get_running_loop().time() + GONE_S
         while (jobs := await self._jobs(cluster, slot)) and asyncio.get_running_loop().time() < until:
             await self.cancel([number for number, _, _ in jobs])
             await asyncio.sleep(POLL_S)
+        if not slot:
+            shutil.rmtree(self._copy(cluster), ignore_errors=True)  # `left` says if it could not be
 
     async def cancel(self, numbers: Sequence[str]) -> None:
         """At once: a signal that is no notice."""
@@ -178,11 +181,16 @@ class SlurmLauncher:
         jobs = [tuple(line.split("|")) for line in said.splitlines()]
         return [(i, name, state) for i, name, state in jobs if (name == wanted if slot else name.startswith(wanted))]
 
-    def _certificates(self, tls: Certificates) -> Path:
-        """Those of a worker, on the file system that the nodes share."""
-        target = self.logs / "tls"
-        tls.copy("worker", target)
-        return target
+    def _certificates(self, tls: Certificates, cluster: str) -> Path:
+        """Where the nodes find a worker's: beside the scripts, which they see in any case."""
+        if not self.config.directory:
+            return tls.directory.resolve()
+        tls.copy("worker", self._copy(cluster))
+        return self._copy(cluster)
+
+    def _copy(self, cluster: str) -> Path:
+        """Of that cluster alone: others may have their scripts in the same folder."""
+        return self.logs / f"tls-{cluster}"
 
 
 def job_name(cluster: str, slot: str) -> str:

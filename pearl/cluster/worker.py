@@ -27,11 +27,12 @@ from distributed.utils import get_ip
 from pydantic import ValidationError
 
 from pearl.cluster.certificates import Certificates, worker_security
+from pearl.cluster.contact import reach
 from pearl.cluster.endpoint import Endpoint
 from pearl.cluster.identity import own_host, own_identity
-from pearl.cluster.launcher import MODULE
+from pearl.cluster.launcher import JOIN_S, MODULE
 from pearl.cluster.notices import Reporter, source_of, watch
-from pearl.cluster.plugin import IDENTITY, RENEW
+from pearl.cluster.plugin import IDENTITY, LOST, RENEW
 from pearl.cluster.settings import configure_dask
 from pearl.cluster.sigterm import SigtermNotice
 from pearl.cluster.snapshots import SnapshotExchange
@@ -47,6 +48,8 @@ TLS = "PEARL_TLS"
 OWNERS = ("nobody", "stdin", "scheduler")
 END_S = 5.0
 """A worker that is to end says goodbye within this time, or goes without."""
+LEAST_S = 1.0
+"""A scheduler that was reached at the last moment has this long to take the worker."""
 
 
 class Ending:
@@ -54,6 +57,8 @@ class Ending:
 
     def __init__(self) -> None:
         self.why = ""
+        self.lost = ""
+        """Why the scheduler says that it has lost this worker."""
         self.anew = False
         """The process is to begin another life."""
         self._loop = asyncio.get_running_loop()
@@ -61,7 +66,7 @@ class Ending:
 
     def ask(self, why: str, anew: bool = False) -> None:
         self.why, self.anew = why, anew
-        print(f"ending: {why}", file=sys.stderr, flush=True)
+        _say(f"ending: {why}")
         forced = threading.Timer(END_S, os._exit, (0,))
         forced.daemon = True
         forced.start()
@@ -82,8 +87,8 @@ class Seat:
     host: str
     notices: NoticesConfig
     free: bool
-    join_s: float | None
-    """It ends if the scheduler has not taken it within this time; None waits."""
+    join_s: float
+    """It ends if the scheduler has not taken it within this time."""
     security: Security | None
     secret: str | None = field(default=None, repr=False)
     """Certificate and key that came through the environment, for the next life; children do not inherit it."""
@@ -101,6 +106,9 @@ async def serve(seat: Seat) -> bool:
     async def who(worker: Worker) -> dict[str, Any]:
         return identity
 
+    _say(f"joining {seat.scheduler} as {seat.slot}, life {seat.life}")
+    until = time.monotonic() + seat.join_s
+    await reach(seat.scheduler, seat.security, seat.join_s, _say)
     worker = Worker(
         seat.scheduler,
         name=f"{seat.slot}#{seat.life}",
@@ -112,25 +120,30 @@ async def serve(seat: Seat) -> bool:
         dashboard_address="127.0.0.1:0",  # health and metrics know no TLS
         dashboard=False,
         startup_information={IDENTITY: who},
-        death_timeout=seat.join_s,
+        death_timeout=max(LEAST_S, until - time.monotonic()),
     )
 
     def renew(always: bool, anew: bool) -> None:
         if seat.free and (always or Endpoint.used) and not ending.why:
             ending.ask("its driver is done with it", anew)
 
+    def lost(why: str) -> None:
+        ending.lost = why
+
     worker.stream_handlers[RENEW] = renew
+    worker.stream_handlers[LOST] = lost
     copies = HostCopies(own_host())
     copies.sweep()
     SnapshotExchange(worker, copies)
-    print(f"joining {seat.scheduler} as {seat.slot}, life {seat.life}", file=sys.stderr, flush=True)
     async with worker:
-        print("joined", file=sys.stderr, flush=True)
+        _say("joined")
         finished = asyncio.ensure_future(worker.finished())
         asked = asyncio.ensure_future(ending.wait())
         await asyncio.wait({finished, asked}, return_when=asyncio.FIRST_COMPLETED)
         copies.close()  # who hears of the departure may kill this process at once
-        if ending.why:
+        if not ending.why:
+            _say(f"ending: {ending.lost or 'the connection to the scheduler broke, or the scheduler ended it'}")
+        else:
             with contextlib.suppress(OSError):
                 await worker.scheduler.pearl_leaving(address=worker.address, reason="closed", detail=ending.why)
         if ending.anew:
@@ -164,7 +177,12 @@ def main() -> None:
     parser.add_argument("--host", help="own address to listen at; by default the one that reaches the scheduler")
     parser.add_argument("--tls", help=f"folder of ca.pem, worker.pem, worker.key; - is standard input, env {TLS}")
     parser.add_argument("--notices", default="{}", type=_notices, help="the section cluster.notices, as JSON")
-    parser.add_argument("--join-s", type=float, help="end if the scheduler cannot be reached for so long at the start")
+    parser.add_argument(
+        "--join-s",
+        type=float,
+        default=JOIN_S,
+        help="end if the scheduler has not taken it after so long, %(default)g s unless given",
+    )
     parser.add_argument("--owner", default="nobody", choices=OWNERS, help="what the worker ends with; see above")
     args = parser.parse_args()
     if args.scheduler.startswith("tls") != bool(args.tls):
@@ -185,11 +203,25 @@ def main() -> None:
         free = args.owner == "nobody"
         seat = Seat(args.scheduler, args.slot, life, args.zone, host, args.notices, free, args.join_s, security, secret)
         asyncio.run(serve(seat))
-    except (RuntimeError, OSError) as error:  # Dask's wrapper; what the scheduler said is inside
-        print(f"the worker did not join: {str(error.__cause__ or '') or error}", file=sys.stderr)
+    except TimeoutError:
+        _say(f"the worker did not join: the scheduler at {args.scheduler} did not take it within {args.join_s:g} s")
+        code = 1
+    except (UserError, RuntimeError, OSError) as error:
+        _say(f"the worker did not join: {_reason(error)}")
         code = 1
     sys.stdout.flush()
     os._exit(code)  # threads of an engine client or of torch must not hold a finished worker
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _reason(error: Exception) -> str:
+    """What the scheduler said, if that is inside what Dask makes of it."""
+    said = str(error.__cause__ or "") or str(error)
+    refused = re.search(r"'message': (['\"])(.*)\1, 'time'", said)
+    return refused[2] if refused else said
 
 
 def _address(text: str) -> str:

@@ -15,17 +15,19 @@ from tests.cluster.support import ROOT, START_S
 class HandStarted:
     """Their processes, ended at the end of the context."""
 
-    def __init__(self, folder: Path, tls: Path | None = None, host: str = "127.0.0.1") -> None:
-        self.folder, self.tls, self.host = folder, tls, host
+    def __init__(
+        self, folder: Path, tls: Path | None = None, host: str = "127.0.0.1", scheduler: Sequence[str] = ()
+    ) -> None:
+        """`scheduler`: more words of its command line."""
+        self.folder, self.tls, self.host, self.scheduler = folder, tls, host, scheduler
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.address = ""
 
     def __enter__(self) -> HandStarted:
         told = self.folder / "address"
         told.unlink(missing_ok=True)
-        self.start(
-            "scheduler", "pearl.cluster.scheduler", ["--host", self.host, "--port", "0", "--address-file", str(told)]
-        )
+        line = ["--host", self.host, "--port", "0", "--address-file", str(told), *self.scheduler]
+        self.start("scheduler", "pearl.cluster.scheduler", line)
         until = time.monotonic() + START_S
         while not told.exists():
             assert self.processes["scheduler"].poll() is None, self.log("scheduler")

@@ -102,6 +102,9 @@ TABLE: dict[str, Row] = {
     "pearl/cluster/existing.py:FreeProcess.ended": Test(PROVIDERS, "test_a_free_worker_that_does_not_begin_anew"),
     "pearl/cluster/existing.py:FreeProcess.wait": Within("pearl/cluster/existing.py:FreeProcess.ended"),
     "pearl/cluster/existing.py:probe": Test(PROVIDERS, "test_a_scheduler_that_accepts_and_says_nothing"),
+    "pearl/cluster/contact.py:reach": Test(
+        "cluster/test_contact.py", "test_a_scheduler_that_accepts_a_worker_and_says_nothing"
+    ),
     "pearl/cluster/scheduler.py:serve": ForEver("a scheduler serves until it is told to end"),
     "pearl/cluster/slurm.py:SlurmJob.ended": Test(PROVIDERS, "test_a_job_that_does_not_leave_the_queue"),
     "pearl/cluster/slurm.py:SlurmJob.wait": Test(PROVIDERS, "test_a_job_that_waits_for_too_long_is_withdrawn"),
@@ -124,6 +127,10 @@ TABLE: dict[str, Row] = {
     "pearl/cluster/standing.py:StandingCluster._ask": Test(PROVIDERS, "test_a_scheduler_that_accepts_and_says_nothing"),
     "pearl/cluster/standing.py:StandingCluster._alone": Test(PROVIDERS, "test_two_commands_at_once"),
     "pearl/cluster/plugin.py:ElasticityPlugin.remove_worker": ForEver("ROUND_S at most, before other workers are told"),
+    "pearl/cluster/plugin.py:ElasticityPlugin._shows_life": Test(
+        "cluster/test_slot_names.py",
+        "test_a_worker_waits_for_the_name_of_a_silent_one_which_says_why_it_ends",
+    ),
     "pearl/cluster/worker.py:_security": ForEver("standard input ends with the one who started the worker"),
     "pearl/cluster/membership.py:Membership._catch_up": Test(
         COMPONENTS, "test_a_scheduler_that_does_not_say_who_is_there"
