@@ -238,9 +238,10 @@ class StandingCluster:
                 failed.add(state.slots[name])
                 await self._drop(state, launcher, name, reason)
             if len(failed) > slots or (not started and len(state.slots) < slots):
+                where = f"--directory {self.directory}"
                 raise RunFailed(
                     f"{len(state.slots)} of {slots} slots are there; see what was said of the others. "
-                    f"`pearl cluster scale {slots}` asks for them again, `pearl cluster down` ends all"
+                    f"`pearl cluster scale {slots} {where}` asks for them again, `pearl cluster down {where}` ends all"
                 )
 
     async def _drop(self, state: State, launcher: Launcher, name: str, reason: str) -> None:
