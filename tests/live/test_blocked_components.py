@@ -182,15 +182,18 @@ async def test_a_server_that_ignores_its_end(tmp_path: Path, monkeypatch: pytest
 # --- environments ---------------------------------------------------------------------------------------------------
 
 
-class Stuck:
-    """An environment and its family: whatever is named by its task never ends."""
-
-    def __init__(self, where: str = "") -> None:
-        self.where = where
-        self.tasks = [Task(name, "stuck", "k") for name in ("reset", "step", "score", "fingerprint", "nothing")]
+class StuckFamily:
+    tasks = tuple(Task(name, "stuck", "k") for name in ("reset", "step", "score", "fingerprint", "nothing"))
 
     def open(self, index: int) -> Stuck:
         return Stuck(self.tasks[index].name)
+
+
+class Stuck:
+    """An environment in which what its task names never ends."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
 
     @property
     def task(self) -> Task:
@@ -246,7 +249,7 @@ class Letters:
 async def worker(directory: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[EnvironmentWorker]:
     monkeypatch.setattr(agent, "GRACE_S", 0.0)
     monkeypatch.setattr(ChatRenderer, "load", lambda _: Letters())
-    monkeypatch.setattr("actors.environment.make_family", lambda *_: Stuck())
+    monkeypatch.setattr("actors.environment.make_family", lambda *_: StuckFamily())
     made = EnvironmentWorker()
     sandbox = SandboxConfig(directory=str(directory))
     await made.start(EnvironmentConfig(sandbox=sandbox, max_turns=9).model_dump(mode="json"), "model", "run", "e0")
