@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -86,9 +87,7 @@ def test_without_a_slot_up_keeps_its_scheduler_says_how_to_go_on_and_down_leaves
         assert "slot-0: sbatch refused slot-0" in said and "0 of 1 slots are there" in said
         assert f"`pearl cluster scale 1 {on}` asks for them again, `pearl cluster down {on}` ends all" in said
         assert runs(commands.state(), "scheduler") and here(commands("status")) == []
-        state = json.loads(commands.state_file.read_text())
-        state["config"]["slurm"]["partitions"] = ["spot"]  # it is open again
-        commands.state_file.write_text(json.dumps(state))
+        subprocess.run(["scontrol", "update", "PartitionName=shut", "State=UP"], check=True)
         assert here(commands("scale", "1")) == ["slot-0"]
         commands.leaves_nothing()
         assert keys(commands.directory) == []
