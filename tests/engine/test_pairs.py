@@ -13,6 +13,8 @@ from tests.engine.support import Snapshots, check_same_answer, paired, progress,
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 LONG = 600
+TRIES = 5
+"""On a busy machine an answer may be whole before this process gets to interrupt it."""
 
 
 @pytest.fixture
@@ -75,11 +77,14 @@ async def test_thirty_answers_interrupted_and_resumed_in_another_role(
 
     async def cut(case: int, role: str) -> None:
         decoder = partner if role == "pair" else engine
-        call = asyncio.create_task(ask(case, role, LONG))
         least = rng.randint(1, 60)
-        await until(lambda: call.done() or progress(decoder).get(f"{role}{case}", 0) >= least)
-        await decoder.interrupt(f"{role}{case}")
-        part = await call
+        for _ in range(TRIES):
+            call = asyncio.create_task(ask(case, role, LONG))
+            await until(lambda: call.done() or progress(decoder).get(f"{role}{case}", 0) >= least)  # noqa: B023
+            await decoder.interrupt(f"{role}{case}")
+            part = await call
+            if part["finish"] != "length":
+                break
         assert part["finish"] == "abort", part
         keep(case, part)
         assert len(tokens[case]) >= least
