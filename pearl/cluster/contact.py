@@ -16,6 +16,8 @@ from pearl.errors import UserError
 
 TRY_S = 5.0
 """One attempt to connect; Dask itself goes on trying for so long."""
+GRACE_S = 1.0
+"""After which an attempt is ended that Dask has not ended itself; what it raises says more."""
 PAUSE_S = 0.5
 REFUSES_OURS = "UNKNOWN_CA"
 """OpenSSL's word for what the other side says of a certificate of another authority."""
@@ -67,7 +69,7 @@ async def reach(address: str, security: Security | None, limit_s: float, say: Ca
     until, try_s, before = time.monotonic() + limit_s, min(TRY_S, limit_s), ""
     while True:
         try:
-            async with asyncio.timeout(try_s):
+            async with asyncio.timeout(try_s + GRACE_S):
                 comm = await connect(address, timeout=try_s, **arguments)
                 await comm.close()
                 return

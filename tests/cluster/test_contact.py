@@ -72,10 +72,10 @@ async def test_a_worker_with_certificates_of_another_authority_ends_at_once_and_
 @pytest.mark.slow
 async def test_a_worker_whose_scheduler_is_not_there_ends_after_its_deadline_and_says_so() -> None:
     address = f"tcp://127.0.0.1:{free_port()}"
-    code, said = await worker("--scheduler", address, "--join-s", "1")
+    code, said = await worker("--scheduler", address, "--join-s", "3")
     assert code == 1 and "Traceback" not in said
     assert said.splitlines()[-1] == (
-        f"the worker did not join: no scheduler was reached at {address} within 1 s (nobody listens there). "
+        f"the worker did not join: no scheduler was reached at {address} within 3 s (nobody listens there). "
         "Start it, or mend --scheduler; --join-s waits longer."
     )
 
