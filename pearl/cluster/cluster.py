@@ -240,9 +240,10 @@ class Cluster(ABC):
 
     async def leaving(self, slot: str, reason: str, detail: str) -> None:
         """Tell the scheduler, if it is there, why the slot's worker is about to go."""
-        if (worker := self.workers.get(slot)) and worker.address:
+        scheduler = self.client.scheduler  # none once the client is closed
+        if scheduler is not None and (worker := self.workers.get(slot)) and worker.address:
             with contextlib.suppress(OSError):
-                await self.client.scheduler.pearl_leaving(address=worker.address, reason=reason, detail=detail)
+                await scheduler.pearl_leaving(address=worker.address, reason=reason, detail=detail)
 
     async def kill(self, slot: str, incarnation: int | None = None) -> None:
         """End the slot's process and all that it started, now; nothing if there is none (or only a later life).

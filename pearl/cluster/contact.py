@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from distributed.comm import CommClosedError, connect
+from distributed.comm.addressing import get_address_host_port
 from distributed.security import Security
 
 from pearl.errors import UserError
@@ -18,6 +19,8 @@ TRY_S = 5.0
 """One attempt to connect; Dask itself goes on trying for so long."""
 GRACE_S = 1.0
 """After which an attempt is ended that Dask has not ended itself; what it raises says more."""
+PLAIN_S = 1.0
+"""For a bare connection, after one that brought nothing."""
 PAUSE_S = 0.5
 REFUSES_OURS = "UNKNOWN_CA"
 """OpenSSL's word for what the other side says of a certificate of another authority."""
@@ -32,8 +35,26 @@ class Fault:
     """No waiting mends it."""
 
 
-def fault_of(error: BaseException, limit_s: float) -> Fault:
-    """What Dask raised for a connection, or an answer, that did not come within `limit_s`."""
+async def fault_of(address: str, error: BaseException, limit_s: float) -> Fault:
+    """Of what Dask raised for a connection, or an answer, that did not come within `limit_s`.
+
+    Dask tries again until its time is up, and its last attempt may have been too short to be refused; so silence is
+    asked once more, plainly.
+    """
+    fault = _fault(error)
+    if fault is not None:
+        return fault
+    try:
+        async with asyncio.timeout(PLAIN_S):
+            _, writer = await asyncio.open_connection(*get_address_host_port(address))
+            writer.close()
+    except OSError as error:  # TimeoutError, too
+        return _fault(error) or Fault(f"nothing within {limit_s:g} s")
+    return Fault(f"nothing within {limit_s:g} s")
+
+
+def _fault(error: BaseException) -> Fault | None:
+    """None: silence."""
     links = list(_chain(error))
     for link in links:
         match link:
@@ -50,7 +71,7 @@ def fault_of(error: BaseException, limit_s: float) -> Fault:
     if any(isinstance(link, CommClosedError) for link in links):
         return Fault("it ends the connection: it has other certificates, or the address other encryption")
     if any(isinstance(link, TimeoutError) for link in links):
-        return Fault(f"nothing within {limit_s:g} s")
+        return None
     return Fault(str(error) or repr(error))
 
 
@@ -74,7 +95,7 @@ async def reach(address: str, security: Security | None, limit_s: float, say: Ca
                 await comm.close()
                 return
         except (OSError, TimeoutError, ValueError, TypeError, RuntimeError) as error:
-            fault = fault_of(error, try_s)
+            fault = await fault_of(address, error, try_s)
         if fault.lasting:
             raise UserError(
                 f"the scheduler at {address} cannot be used ({fault.said})",

@@ -204,7 +204,8 @@ async def probe(address: str, tls: Certificates | None) -> dict[str, Any]:
                 identity: dict[str, Any] = await scheduler.identity()
                 return identity
     except (OSError, TimeoutError, ValueError, TypeError, RuntimeError) as error:
+        fault = await fault_of(address, error, CONNECT_S)
         raise UserError(
-            f"no Dask scheduler answers at cluster.address = {address} ({fault_of(error, CONNECT_S).said})",
+            f"no Dask scheduler answers at cluster.address = {address} ({fault.said})",
             "Start it, or mend the address; cluster.tls_directory must hold the certificates of its cluster.",
         ) from None

@@ -323,7 +323,7 @@ class Driver:
             if self.cluster.connected:
                 self.post(ev.TrainerFailed(f"internal fault: {error!r}"))
             else:
-                self._scheduler_lost(str(error))
+                self._scheduler_lost("the connection to it broke")
 
     async def close(self, *, finish_writing: bool) -> None:
         """End all processes within `deadlines.shutdown_s`, by force where they do not end by themselves.

@@ -15,7 +15,7 @@ import pytest
 
 from pearl.cluster import contact
 from pearl.cluster.certificates import Certificates
-from pearl.cluster.contact import reach
+from pearl.cluster.contact import fault_of, reach
 from pearl.cluster.launcher import JOIN_S
 from pearl.cluster.local import open_scheduler
 from pearl.cluster.settings import configure_dask
@@ -101,6 +101,19 @@ async def test_what_is_wrong_with_a_scheduler_is_said_in_words(tmp_path: Path) -
     async with scheduler(None) as address:
         secure = address.replace("tcp://", "tls://")
         assert "cannot be used (what listens there speaks no TLS)" in await refused(secure, own)
+
+
+async def test_silence_is_asked_once_more_whether_anybody_listens() -> None:
+    """Dask's last attempt may be too short to be refused."""
+    address = f"tcp://127.0.0.1:{free_port()}"
+    assert (await fault_of(address, TimeoutError(), LIMIT_S)).said == "nobody listens there"
+
+
+async def test_an_address_that_drops_what_comes_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contact, "PLAIN_S", LIMIT_S)
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server, socket.create_connection(server.getsockname()):
+        address = f"tcp://127.0.0.1:{server.getsockname()[1]}"  # its queue is full
+        assert (await fault_of(address, TimeoutError(), 5.0)).said == "nothing within 5 s"
 
 
 async def test_a_scheduler_that_accepts_a_worker_and_says_nothing() -> None:

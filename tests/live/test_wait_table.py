@@ -102,6 +102,9 @@ TABLE: dict[str, Row] = {
     "pearl/cluster/existing.py:FreeProcess.ended": Test(PROVIDERS, "test_a_free_worker_that_does_not_begin_anew"),
     "pearl/cluster/existing.py:FreeProcess.wait": Within("pearl/cluster/existing.py:FreeProcess.ended"),
     "pearl/cluster/existing.py:probe": Test(PROVIDERS, "test_a_scheduler_that_accepts_and_says_nothing"),
+    "pearl/cluster/contact.py:fault_of": Test(
+        "cluster/test_contact.py", "test_an_address_that_drops_what_comes_is_silent"
+    ),
     "pearl/cluster/contact.py:reach": Test(
         "cluster/test_contact.py", "test_a_scheduler_that_accepts_a_worker_and_says_nothing"
     ),
