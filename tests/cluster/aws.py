@@ -17,13 +17,13 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from tests.cluster.http_server import Answer, Asked, answering
 from tests.cluster.servers import free_port, wait_for_port
 
 MOTO = """\
@@ -41,6 +41,7 @@ ERROR = (
     '<?xml version="1.0"?><Response><Errors><Error><Code>{code}</Code><Message>{message}</Message></Error></Errors>'
     "<RequestID>0</RequestID></Response>"
 )
+XML = {"Content-Type": "text/xml"}
 REFUSALS = {
     "InsufficientInstanceCapacity": (500, "We currently do not have sufficient capacity for that instance type."),
     "MaxSpotInstanceCountExceeded": (400, "Max spot instance count exceeded"),
@@ -132,51 +133,28 @@ def aws(folder: Path) -> Iterator[Aws]:
     with (folder / "moto.log").open("wb") as output:
         line = [str(program), "-H", "127.0.0.1", "-p", str(port)]
         server = subprocess.Popen(line, stdout=output, stderr=output, cwd=folder)
-    door: ThreadingHTTPServer | None = None
+    cloud = Aws("")
+
+    def answer(asked: Asked) -> Answer:
+        said = dict(urllib.parse.parse_qsl(asked.body.decode()))
+        if said.get("Action") == "RunInstances" and said.get("DryRun") != "true":
+            cloud.asked.append(said)
+            cloud.came.set()
+            cloud.answers.wait(30)
+            if code := cloud.refused.get(said.get("InstanceType", ""), cloud.refused.get("*")):
+                status, message = REFUSALS[code]
+                return Answer(status, ERROR.format(code=code, message=message).encode(), XML)
+        moto = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        moto.request("POST", asked.path, asked.body, dict(asked.headers))
+        reply = moto.getresponse()
+        return Answer(reply.status, reply.read(), XML)
+
     try:
         wait_for_port(port, server, folder / "moto.log")
-        cloud = Aws("")
-
-        class Door(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                said = dict(urllib.parse.parse_qsl(body.decode()))
-                if said.get("Action") == "RunInstances" and said.get("DryRun") != "true":
-                    cloud.asked.append(said)
-                    cloud.came.set()
-                    cloud.answers.wait(30)
-                    code = cloud.refused.get(said.get("InstanceType", ""), cloud.refused.get("*"))
-                    if code:
-                        status, message = REFUSALS[code]
-                        return self.reply(status, ERROR.format(code=code, message=message).encode())
-                moto = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-                moto.request("POST", self.path, body, dict(self.headers))
-                answer = moto.getresponse()
-                self.reply(answer.status, answer.read())
-                return None
-
-            def reply(self, status: int, body: bytes) -> None:
-                self.send_response(status)
-                self.send_header("Content-Type", "text/xml")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        door = ThreadingHTTPServer(("127.0.0.1", 0), Door)
-        door.daemon_threads = True
-        threading.Thread(target=door.serve_forever, daemon=True).start()
-        cloud.url = f"http://127.0.0.1:{door.server_port}"
-        cloud.answers.set()
-        yield cloud
+        with answering(answer) as cloud.url:
+            cloud.answers.set()
+            yield cloud
     finally:
-        if door is not None:
-            door.shutdown()
-            door.server_close()
         server.terminate()
         server.wait(30)
 

@@ -8,8 +8,9 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
+
+from tests.cluster.http_server import Answer, Asked, answering
 
 
 class Cloud:
@@ -79,29 +80,10 @@ class Cloud:
 def serving() -> Iterator[Cloud]:
     cloud = Cloud()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            headers = {name.lower(): value for name, value in self.headers.items()}
-            cloud.requests.append((self.command, self.path))
-            status, body = cloud.answer(self.command, self.path, headers)
-            self.send_response(status)
-            self.send_header("ETag", cloud.etag)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body.encode())
+    def answer(asked: Asked) -> Answer:
+        cloud.requests.append((asked.method, asked.path))
+        status, body = cloud.answer(asked.method, asked.path, dict(asked.headers))
+        return Answer(status, body.encode(), {"ETag": cloud.etag})
 
-        do_PUT = do_GET
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    cloud.url = f"http://127.0.0.1:{server.server_port}"
-    try:
+    with answering(answer) as cloud.url:
         yield cloud
-    finally:
-        server.shutdown()
-        server.server_close()

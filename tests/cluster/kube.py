@@ -15,7 +15,6 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from functools import cache
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -25,6 +24,7 @@ import psutil
 import yaml
 
 from pearl.cluster.pods import TLS_FOLDER
+from tests.cluster.http_server import Answer, Asked, answering
 
 TOKEN = "token-of-this-test"
 
@@ -174,40 +174,23 @@ def kubernetes(folder: Path) -> Iterator[tuple[Kube, Path]]:
     folder.mkdir()
     kube = Kube(folder)
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    def answer(asked: Asked) -> Answer:
+        return Answer.of_json(
+            *kube.answer(asked.method, asked.path, asked.headers.get("authorization", ""), asked.body)
+        )
 
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            status, said = kube.answer(self.command, self.path, self.headers.get("Authorization", ""), body)
-            content = json.dumps(said).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        do_GET = do_DELETE = do_POST
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    own = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "c",
-        "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}],
-        "users": [{"name": "u", "user": {"token": TOKEN}}],
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-    }
-    config = folder / "kubeconfig"
-    config.write_text(yaml.safe_dump(own))
-    try:
-        yield kube, config
-    finally:
-        server.shutdown()
-        server.server_close()
-        kube.close()
+    with answering(answer) as url:
+        own = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "c",
+            "clusters": [{"name": "c", "cluster": {"server": url}}],
+            "users": [{"name": "u", "user": {"token": TOKEN}}],
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        }
+        config = folder / "kubeconfig"
+        config.write_text(yaml.safe_dump(own))
+        try:
+            yield kube, config
+        finally:
+            kube.close()

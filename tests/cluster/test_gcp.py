@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -20,6 +18,7 @@ from pearl.cluster.launcher import LaunchFailed, WorkerOrder
 from pearl.config.clouds import GcpConfig
 from pearl.core.requests import Cause
 from pearl.errors import UserError
+from tests.cluster.http_server import Answer, Asked, answering
 
 pytest.importorskip(
     "dask_cloudprovider.gcp.instances", reason="needs pip install 'pearl-rl[gcp]'", exc_type=ImportError
@@ -74,29 +73,11 @@ class Compute:
 def compute() -> Iterator[Compute]:
     compute = Compute()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            status, said = compute.answer(self.command, self.path, json.loads(body or b"{}"))
-            content = json.dumps(said).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+    def answer(asked: Asked) -> Answer:
+        return Answer.of_json(*compute.answer(asked.method, asked.path, json.loads(asked.body or b"{}")))
 
-        do_GET = do_DELETE = do_POST
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    compute.url = f"http://127.0.0.1:{server.server_port}"
-    yield compute
-    server.shutdown()
-    server.server_close()
+    with answering(answer) as compute.url:
+        yield compute
 
 
 def launcher(url: str | None = None, **more: Any) -> GcpLauncher:
