@@ -6,13 +6,16 @@ import asyncio
 import json as json_module
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from pearl.errors import RunFailed, UserError
+
+if TYPE_CHECKING:
+    from pearl.cluster.standing import StandingCluster
 
 app = typer.Typer(help="A cluster that outlives a run: start it, look at it, change it, end it.", no_args_is_help=True)
 
@@ -43,8 +46,8 @@ def up(
     gpus = 0 if config.engine.device == "cpu" else config.engine.tensor_parallel
     if config.engine.device == "auto" and not _has_gpu() and config.cluster.kind == "local":
         gpus = 0
-    status = _run(console, StandingCluster(directory, console.print).up(config, count, gpus))
-    _show(console, status, json)
+    cluster = StandingCluster(directory, console.print)
+    _show(console, cluster, _run(console, cluster, cluster.up(config, count, gpus)), json)
 
 
 @app.command()
@@ -53,8 +56,9 @@ def status(directory: Directory = DEFAULT, json: Json = False) -> None:
     from pearl.cluster.standing import StandingCluster
 
     console = _console(json)
-    found = asyncio.run(StandingCluster(directory, console.print).status())
-    _show(console, found, json)
+    cluster = StandingCluster(directory, console.print)
+    found = asyncio.run(cluster.status())
+    _show(console, cluster, found, json)
     raise typer.Exit(0 if found["scheduler"] == "here" else 1)
 
 
@@ -70,8 +74,8 @@ def scale(
     from pearl.cluster.standing import StandingCluster
 
     console = _console(json)
-    found = _run(console, StandingCluster(directory, console.print).scale(slots, start, grace))
-    _show(console, found, json)
+    cluster = StandingCluster(directory, console.print)
+    _show(console, cluster, _run(console, cluster, cluster.scale(slots, start, grace)), json)
 
 
 @app.command()
@@ -110,16 +114,16 @@ def manifests(
     print(yaml.safe_dump_all(made, sort_keys=False), end="")  # without the references that shared parts would become
 
 
-def _run(console: Console, work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+def _run(console: Console, cluster: StandingCluster, work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
     from pearl.cluster.launcher import LaunchFailed
 
     try:
         return asyncio.run(work)
     except KeyboardInterrupt:
-        console.print("interrupted; `pearl cluster down` ends all that was started")
+        console.print(f"interrupted; {cluster.line('down')} ends all that was started")
         raise
     except LaunchFailed as error:
-        raise RunFailed(f"{error}; `pearl cluster down` ends all that was started") from None
+        raise RunFailed(f"{error}; {cluster.line('down')} ends all that was started") from None
 
 
 def _has_gpu() -> bool:
@@ -128,7 +132,7 @@ def _has_gpu() -> bool:
     return bool(torch.cuda.device_count())
 
 
-def _show(console: Console, status: dict[str, Any], json: bool) -> None:
+def _show(console: Console, cluster: StandingCluster, status: dict[str, Any], json: bool) -> None:
     if json:
         print(json_module.dumps(status))
         return
@@ -139,7 +143,7 @@ def _show(console: Console, status: dict[str, Any], json: bool) -> None:
     console.print(table)
     if status["scheduler"] != "here":
         console.print(f"the scheduler of this {status['kind']} cluster does not answer: {status['scheduler']}")
-        console.print("end it with `pearl cluster down`, and start it anew")
+        console.print(f"end it with {cluster.line('down')}, and start it anew")
         return
     driver = "a driver is connected" if status["driver"] else "no driver is connected"
     console.print(f"{status['kind']} cluster at {status['address']}: {driver}")

@@ -79,6 +79,10 @@ class StandingCluster:
         self.directory, self.say = directory, say
         self.path = directory / STATE
 
+    def line(self, verb: str) -> str:
+        """What a user types for this cluster."""
+        return f"`pearl cluster {verb} --directory {self.directory}`"
+
     async def up(self, config: RunConfig, slots: int, gpus: int) -> dict[str, Any]:
         """Start scheduler and `slots` workers; `gpus`: of one slot. Returns `status`. Raises UserError or RunFailed."""
         if config.cluster.kind == "existing":
@@ -86,7 +90,7 @@ class StandingCluster:
         with self._alone():
             if self.path.exists():
                 said = f"{self.path} says that there is a cluster"
-                raise UserError(said, "End it with `pearl cluster down` first, or give --directory.")
+                raise UserError(said, f"End it with {self.line('down')} first, or give another --directory.")
             require_listening(config.cluster.host, config.cluster.scheduler_port)
             section = config.cluster.model_dump(mode="json")
             state = State(secrets.token_hex(8), section, gpus, config.engine.threads)
@@ -112,7 +116,7 @@ class StandingCluster:
                 here = {e["identity"]["slot"] for e in (await self._members(state))["events"] if e["kind"] == "joined"}
             except (OSError, TimeoutError) as error:
                 said = f"the scheduler does not answer: {_why(error)}"
-                raise UserError(said, "End the cluster with `pearl cluster down`, and start it anew.") from None
+                raise UserError(said, f"End the cluster with {self.line('down')}, and start it anew.") from None
             for name in sorted(set(state.slots) - here):
                 await self._drop(state, launcher, name, "it is gone")
             if len(state.slots) < slots:
@@ -238,10 +242,9 @@ class StandingCluster:
                 failed.add(state.slots[name])
                 await self._drop(state, launcher, name, reason)
             if len(failed) > slots or (not started and len(state.slots) < slots):
-                where = f"--directory {self.directory}"
                 raise RunFailed(
                     f"{len(state.slots)} of {slots} slots are there; see what was said of the others. "
-                    f"`pearl cluster scale {slots} {where}` asks for them again, `pearl cluster down {where}` ends all"
+                    f"{self.line(f'scale {slots}')} asks for them again, {self.line('down')} ends all"
                 )
 
     async def _drop(self, state: State, launcher: Launcher, name: str, reason: str) -> None:

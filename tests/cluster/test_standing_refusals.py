@@ -81,9 +81,9 @@ async def test_a_cluster_that_was_interrupted_is_told_and_taken_down_with_its_ke
     assert not tls.exists()
 
 
-def test_a_provider_that_fails_in_between_is_told_and_how_to_go_on() -> None:
+def test_a_provider_that_fails_in_between_is_told_and_how_to_go_on(tmp_path: Path) -> None:
     async def scale() -> dict[str, Any]:
         raise LaunchFailed("gpu-a does not answer", Cause.UNREACHABLE)
 
-    with pytest.raises(RunFailed, match="gpu-a does not answer; `pearl cluster down` ends all"):
-        _run(Console(), scale())
+    with pytest.raises(RunFailed, match=f"gpu-a does not answer; `pearl cluster down --directory {tmp_path}`"):
+        _run(Console(), cluster(tmp_path), scale())
