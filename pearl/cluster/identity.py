@@ -7,6 +7,7 @@ import hashlib
 import os
 import platform
 import socket
+import time
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -55,6 +56,11 @@ class Identity:
 
     def to_wire(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def later_life() -> int:
+    """Of a slot whose lives nobody counts: milliseconds since 1970, so that one started at once is a later one, too."""
+    return time.time_ns() // 1_000_000
 
 
 def own_identity(slot: str, incarnation: int, zone: str, free: bool = False) -> Identity:

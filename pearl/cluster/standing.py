@@ -23,6 +23,7 @@ from distributed.core import rpc
 
 from pearl.cluster.binding import Binding
 from pearl.cluster.certificates import Certificates
+from pearl.cluster.identity import later_life
 from pearl.cluster.launcher import Launcher, LaunchFailed, WorkerOrder, WorkerProcess, tag_prefix
 from pearl.cluster.local import require_listening
 from pearl.cluster.processes import LocalLauncher, LocalProcess
@@ -230,7 +231,7 @@ class StandingCluster:
                 config = ClusterConfig.model_validate(state.config)
                 option = launcher.options[len(failed) % len(launcher.options)]
                 order = WorkerOrder(
-                    state.id, name, int(time.time()), Zone.PREEMPTIBLE, state.address, state.width, state.threads,
+                    state.id, name, later_life(), Zone.PREEMPTIBLE, state.address, state.width, state.threads,
                     binding.environment(), config.notices, tls, option, place,
                 )  # fmt: skip
                 try:

@@ -29,7 +29,7 @@ from pydantic import ValidationError
 from pearl.cluster.certificates import Certificates, worker_security
 from pearl.cluster.contact import reach
 from pearl.cluster.endpoint import Endpoint
-from pearl.cluster.identity import own_host, own_identity
+from pearl.cluster.identity import later_life, own_host, own_identity
 from pearl.cluster.launcher import JOIN_S, MODULE
 from pearl.cluster.notices import Reporter, source_of, watch
 from pearl.cluster.plugin import IDENTITY, LOST, RENEW
@@ -173,7 +173,7 @@ def main() -> None:
     )
     parser.add_argument("--slot", required=True, help="name of this GPU slot, in the cluster no other's")
     parser.add_argument("--zone", default="preemptible", choices=ZONES)
-    parser.add_argument("--incarnation", type=int, default=None, help="life of the slot; by default the time, in s")
+    parser.add_argument("--incarnation", type=int, default=None, help="life of the slot; by default the time, in ms")
     parser.add_argument("--host", help="own address to listen at; by default the one that reaches the scheduler")
     parser.add_argument("--tls", help=f"folder of ca.pem, worker.pem, worker.key; - is standard input, env {TLS}")
     parser.add_argument("--notices", default="{}", type=_notices, help="the section cluster.notices, as JSON")
@@ -196,7 +196,7 @@ def main() -> None:
             os.setpgid(0, 0)  # the lifeline ends a whole group, which is to be ours
         end_with_owner(sys.stdin.fileno())
     configure_dask()
-    life = int(time.time()) if args.incarnation is None else args.incarnation
+    life = later_life() if args.incarnation is None else args.incarnation
     host = args.host or get_ip(urllib.parse.urlsplit(args.scheduler).hostname)
     code = 0
     try:

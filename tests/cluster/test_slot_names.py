@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pearl.cluster.adapter import RequestFailed
+from pearl.cluster.identity import later_life
 from pearl.core.events.base import Event
 from pearl.core.events.elastic import SlotLost
 from pearl.core.layout import Zone
@@ -20,6 +21,8 @@ from tests.cluster.support import START_S
 from tests.cluster.test_existing import CPU, Driver
 
 SILENT_S = 3.0
+MANY = 100_000
+"""Calls; so many take less than a tenth of a second."""
 pytestmark = pytest.mark.slow
 
 
@@ -66,6 +69,13 @@ async def test_a_worker_takes_the_name_of_one_that_was_killed(started: HandStart
         pid = second(started, "anew")
         await driver.joined(1)
         assert await (await driver.actor("a-0")).call("pid", timeout_s=30) == pid
+
+
+def test_a_worker_that_is_started_at_once_is_a_later_life() -> None:
+    lives = [later_life()]
+    while lives[-1] == lives[0]:
+        lives.append(later_life())
+    assert lives == sorted(lives) and len(lives) < MANY, "sooner than any process can be started again"
 
 
 async def test_a_worker_waits_for_the_name_of_a_silent_one_which_says_why_it_ends(started: HandStarted) -> None:
