@@ -41,16 +41,16 @@ async def fault_of(address: str, error: BaseException, limit_s: float) -> Fault:
     Dask tries again until its time is up, and its last attempt may have been too short to be refused; so silence is
     asked once more, plainly.
     """
-    fault = _fault(error)
-    if fault is not None:
+    if fault := _fault(error):
         return fault
+    silence = Fault(f"nothing within {limit_s:g} s")
     try:
         async with asyncio.timeout(PLAIN_S):
             _, writer = await asyncio.open_connection(*get_address_host_port(address))
             writer.close()
-    except OSError as error:  # TimeoutError, too
-        return _fault(error) or Fault(f"nothing within {limit_s:g} s")
-    return Fault(f"nothing within {limit_s:g} s")
+    except OSError as plain:  # TimeoutError, too
+        return _fault(plain) or silence
+    return silence
 
 
 def _fault(error: BaseException) -> Fault | None:
